@@ -1,0 +1,27 @@
+# make demo: train a small model, score it, watch it write.  make test: everything CI checks.
+PYTHON ?= python3
+BIN := .venv/bin
+.PHONY: setup test demo lint clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+		--editable '.[dev,plots,demo]' --constraint constraints.txt
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+test: lint
+	$(BIN)/pytest
+
+demo: setup
+	$(BIN)/armd demo
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,80 @@
+"""The command line: which verb does which job. Each verb's module is imported only when called,
+so `armd --help` answers without loading torch."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .errors import ArmdError
+
+# verb -> (module, function, what it does); a verb of two words is matched before its first word.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "demo": ("armd.demo", "demo", "train a small model and show what it does"),
+    "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "bench train": ("armd.bench.train", "bench_train", "time forward and backward against AR, GPT-2"),
+}
+
+
+def overview() -> str:
+    """What `armd --help` prints."""
+    width = max(map(len, VERBS))
+    rows = "\n".join(f"  armd {verb:<{width}}  {text}" for verb, (_, _, text) in VERBS.items())
+    return (
+        "usage: armd VERB [OPTIONS]\n\n"
+        "Auto-Regressive Masked Diffusion language models.\n\n"
+        f"{rows}\n\narmd VERB --help lists a verb's options."
+    )
+
+
+def find_verb(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The verb that `words` begin with, and the words left for it."""
+    for count in (2, 1):
+        verb = " ".join(words[:count])
+        if len(words) >= count and verb in VERBS:
+            return verb, list(words[count:])
+    said = " ".join(words[:2] if f"{words[0]} " in " ".join(VERBS) + " " else words[:1])
+    near = difflib.get_close_matches(said, VERBS, n=1, cutoff=0.4)
+    hint = f"did you mean 'armd {near[0]}'?" if near else "armd --help lists the verbs"
+    raise ArmdError(f"no verb '{said}'; {hint}")
+
+
+def run(words: Sequence[str]) -> None:
+    """Parse `words` and do what they say. Raises ArmdError for a user's mistake."""
+    import tyro
+
+    verb, rest = find_verb(words)
+    module, function, _ = VERBS[verb]
+    tyro.cli(
+        getattr(importlib.import_module(module), function),
+        args=rest,
+        prog=f"armd {verb}",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        raise SystemExit(0)
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"armd {version('armd')}")
+        raise SystemExit(0)
+    try:
+        run(words)
+    except ArmdError as error:
+        print(f"armd: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("armd: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
