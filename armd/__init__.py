@@ -1,0 +1,1 @@
+"""armd: Auto-Regressive Masked Diffusion language models."""
