@@ -12,7 +12,11 @@ from .errors import ArmdError
 VERBS: dict[str, tuple[str, str, str]] = {
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
-    "bench train": ("armd.bench.train", "bench_train", "time forward and backward against AR, GPT-2"),
+    "bench train": (
+        "armd.bench.train",
+        "bench_train",
+        "time forward and backward against AR, GPT-2",
+    ),
 }
 
 

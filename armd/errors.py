@@ -2,4 +2,4 @@
 
 
 class ArmdError(ValueError):
-    """A mistake the caller can mend. The command line prints its message as one line and exits 2."""
+    """A mistake the caller can mend. The command line prints the message and exits 2."""

@@ -1,0 +1,84 @@
+"""How large the model is, and which of the paper's choices it makes."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from .errors import ArmdError
+
+# name -> layers, width, heads; small and medium are GPT-2's, as in the paper
+SIZES = {"tiny": (4, 128, 4), "mini": (6, 256, 4), "small": (12, 768, 12), "medium": (24, 1024, 16)}
+QUERIES = ("prefix", "mean", "shift")
+
+
+class ArmdConfig(PreTrainedConfig):
+    """Sizes and choices; each field says what it means."""
+
+    model_type = "armd"
+
+    vocab_size: int = 50257
+    """Tokens the model can write."""
+    d_model: int = 768
+    """Width of a row."""
+    n_layers: int = 12
+    """L, the depth."""
+    n_two_stream: int = None  # type: ignore[assignment]
+    """L2s, how many of the first layers carry both streams: 1..n_layers; half if not given."""
+    n_heads: int = 12
+    max_length: int = 1024
+    """The longest text, in tokens."""
+    d_ff: int = None  # type: ignore[assignment]
+    """Width of the SwiGLU; 8/3 of d_model, rounded up to a multiple of 64, if not given."""
+    d_pe: int = None  # type: ignore[assignment]
+    """Width of the position code of prefix aggregation; a quarter of d_model if not given."""
+    query: str = "prefix"
+    """Where the query stream starts: "prefix" aggregation, the "mean" of what a row sees, or
+    "shift", the token before it, with which the model is an ordinary autoregressive one."""
+    dropout: float = 0.02
+    """On embeddings and residual branches; not in attention, which would lose its fast kernel."""
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    pe_std: float | None = None
+    """Spread of the position MLP's initial weights; 1/sqrt(fan_in), unit gain, if not given."""
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.n_two_stream is None:
+            self.n_two_stream = max(1, self.n_layers // 2)
+        if self.d_ff is None:
+            self.d_ff = -(-8 * self.d_model // 192) * 64
+        if self.d_pe is None:
+            self.d_pe = max(1, self.d_model // 4)
+        self._check()
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def named(cls, size: str, **changes: Any) -> "ArmdConfig":
+        """One of the named sizes, with any field changed."""
+        if size not in SIZES:
+            raise ArmdError(f"no size '{size}'; use one of {', '.join(SIZES)}")
+        layers, width, heads = SIZES[size]
+        return cls(**{"n_layers": layers, "d_model": width, "n_heads": heads, **changes})
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+    def _check(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "max_length", "d_ff", "d_pe"):
+            if getattr(self, name) < 1:
+                raise ArmdError(f"{name} {getattr(self, name)} must be at least 1")
+        if not 1 <= self.n_two_stream <= self.n_layers:
+            raise ArmdError(
+                f"n_two_stream {self.n_two_stream} must be between 1 and n_layers {self.n_layers}"
+            )
+        if self.d_model % (2 * self.n_heads):
+            raise ArmdError(
+                f"d_model {self.d_model} must be divisible by twice n_heads {self.n_heads}, "
+                "so that each head has an even width to rotate"
+            )
+        if self.query not in QUERIES:
+            raise ArmdError(f"no query '{self.query}'; use one of {', '.join(QUERIES)}")
+        if not 0 <= self.dropout < 1:
+            raise ArmdError(f"dropout {self.dropout} must be at least 0 and below 1")

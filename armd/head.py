@@ -1,0 +1,99 @@
+"""The head: from final rows to probabilities, never holding more than a chunk of the logits.
+
+A row of logits is as wide as the vocabulary, so all rows together dwarf the model. Where only the
+loss is wanted, each chunk's logits are made, used for the loss and its gradients, and overwritten.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .shapes import Float, Int, Tensor
+
+ROWS = 256
+IGNORE = -100
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which to add up: float32, or float64 where everything is."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _WeightedLoss(torch.autograd.Function):
+    """sum_i weight_i * -log p(target_i). The gradients are made in the forward pass, while a
+    chunk's logits are at hand: recomputing them would cost a third of the head again."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        low = matrix.to(rows.dtype)  # under autocast the weights are wider than the rows
+        logits = rows.new_empty(min(ROWS, len(rows)), len(matrix))
+        d_rows, d_matrix = torch.empty_like(rows), torch.zeros_like(matrix)
+        total = torch.zeros((), dtype=wide(rows.dtype), device=rows.device)
+        for start in range(0, len(rows), ROWS):
+            part = slice(start, start + ROWS)
+            total += _chunk_loss(logits, rows[part], low, target[part], weight[part])
+            chunk = logits[: len(rows[part])]
+            torch.mm(chunk, low, out=d_rows[part])
+            if low is matrix:
+                d_matrix.addmm_(chunk.mT, rows[part])
+            else:
+                d_matrix += chunk.mT @ rows[part]
+        ctx.save_for_backward(d_rows, d_matrix)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        d_rows, d_matrix = ctx.saved_tensors
+        return d_rows * grads[0].to(d_rows.dtype), d_matrix.mul_(grads[0]), None, None
+
+
+def _chunk_loss(
+    buffer: Tensor, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor
+) -> Tensor:
+    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in the buffer."""
+    logits = buffer[: len(rows)]
+    torch.mm(rows, matrix.mT, out=logits)
+    top = logits.amax(1, keepdim=True)
+    at_target = logits.gather(1, target[:, None]) - top
+    logits.sub_(top).exp_()
+    mass = logits.sum(1, keepdim=True, dtype=wide(logits.dtype))
+    loss = (weight * (mass.log() - at_target).squeeze(1)).sum()
+    logits.mul_((weight[:, None] / mass).to(logits.dtype))
+    logits.scatter_add_(1, target[:, None], -weight[:, None].to(logits.dtype))
+    return loss
+
+
+def weighted_loss(
+    rows: Float[Tensor, "m d"],
+    matrix: Float[Tensor, "v d"],
+    target: Int[Tensor, "m"],
+    weight: Float[Tensor, "m"],
+) -> Float[Tensor, ""]:
+    """sum_i weight_i * -log p(target_i); targets of -100 count nothing."""
+    if torch.is_autocast_enabled(rows.device.type):
+        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+    scored = target != IGNORE
+    weight = torch.where(scored, weight, torch.zeros_like(weight))
+    target = target.where(scored, 0)
+    if torch.is_grad_enabled() and (rows.requires_grad or matrix.requires_grad):
+        return _WeightedLoss.apply(rows, matrix, target, weight)
+    return -(weight * target_log_probs(rows, matrix, target)).sum()
+
+
+def target_log_probs(
+    rows: Float[Tensor, "m d"], matrix: Float[Tensor, "v d"], target: Int[Tensor, "m"]
+) -> Float[Tensor, "m"]:
+    """log p(target_i) for each row, a chunk of logits at a time, with gradients if wanted."""
+
+    def chunk(rows: Tensor, target: Tensor) -> Tensor:
+        logits = F.linear(rows, matrix).to(wide(rows.dtype))
+        return logits.log_softmax(1).gather(1, target[:, None]).squeeze(1)
+
+    parts = zip(rows.split(ROWS), target.split(ROWS), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([chunk(*part) for part in parts])
+    return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts])

@@ -1,0 +1,263 @@
+"""The model: a strictly causal, permutation-equivariant transformer of two streams.
+
+Context rows X carry the tokens [BOS, x_0, x_1 ...] in generation order; query rows G carry one row
+for each token to predict. Row k of G sees only blocks before its own, so its logits are
+log p(x_k | all tokens of earlier blocks, the position of x_k). One pass scores a whole order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
+
+from .configuration_armd import ArmdConfig
+from .errors import ArmdError
+from .head import weighted_loss, wide
+from .layers import Layer, Mask, attention, mask_from_limit, turns
+from .order import Order, left_to_right
+from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
+from .shapes import Float, Int, Tensor
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each row may see and where it stands, worked out once and used by every layer."""
+
+    context_turn: Float[Tensor, "b n half 2"]
+    query_turn: Float[Tensor, "b n half 2"]
+    limit: Int[Tensor, "b n"] | None
+    """How many context rows each query row sees (M^sc); None for 1, 2, 3 ...: single tokens."""
+    strict: Mask = None
+    """M^sc: query row to context row, earlier blocks only."""
+    context: Mask = None
+    """M^c among context rows: own and earlier blocks."""
+    query: Mask = None
+    """M^c among query rows, for the layers above the two streams."""
+
+
+class TwoStreamLayer(Layer):
+    """X^l and G^l from X^(l-1) and G^(l-1), with the same weights, keys and values."""
+
+    def forward(self, both: Float[Tensor, "2 b n d"], sight: Sight) -> Float[Tensor, "2 b n d"]:
+        _, batch, n, d = both.shape
+        rows = both.view(2 * batch, n, d)
+        normed = self.attention_norm(rows)
+        turn = torch.stack([sight.context_turn, sight.query_turn])
+        turn = turn.expand(2, batch, -1, -1, -1).flatten(0, 1)
+        query = self.queries(normed, turn)
+        key, value = self.keys_values(normed[:batch], sight.context_turn)
+        seen = [
+            attention(query[:batch], key, value, sight.context),
+            attention(query[batch:], key, value, sight.strict),
+        ]
+        return self.finish(rows, torch.cat(seen)).view(2, batch, n, d)
+
+
+class LastTwoStreamLayer(Layer):
+    """G^l alone: nothing above reads X^l."""
+
+    def forward(self, both: Float[Tensor, "2 b n d"], sight: Sight) -> Float[Tensor, "b n d"]:
+        context, rows = self.attention_norm(both)
+        key, value = self.keys_values(context, sight.context_turn)
+        query = self.queries(rows, sight.query_turn)
+        return self.finish(both[1], attention(query, key, value, sight.strict))
+
+
+class CausalLayer(Layer):
+    """An ordinary block-causal layer on one stream."""
+
+    def forward(self, rows: Float[Tensor, "b n d"], sight: Sight) -> Float[Tensor, "b n d"]:
+        normed = self.attention_norm(rows)
+        key, value = self.keys_values(normed, sight.query_turn)
+        query = self.queries(normed, sight.query_turn)
+        return self.finish(rows, attention(query, key, value, sight.query))
+
+
+class ArmdLM(PreTrainedModel):
+    """The language model. Its logits are for the token itself, as in masked language models."""
+
+    config_class = ArmdConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["TwoStreamLayer", "LastTwoStreamLayer", "CausalLayer"]  # noqa: RUF012
+    config: ArmdConfig
+
+    def __init__(self, config: ArmdConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.bos = nn.Parameter(torch.empty(config.d_model))
+        two = 0 if config.query == "shift" else config.n_two_stream
+        kinds = [TwoStreamLayer] * (two - 1) + [LastTwoStreamLayer] * (two > 0)
+        kinds += [CausalLayer] * (config.n_layers - two)
+        self.layers = nn.ModuleList(kind(config) for kind in kinds)
+        if config.query == "prefix":
+            self.position_code = PositionCode(config.d_model, config.d_pe)
+        if config.query != "shift":
+            self.query_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.init_std
+        if isinstance(module, ArmdLM):
+            nn.init.normal_(module.bos, std=std)
+        elif isinstance(module, PositionCode):
+            # Unit gain: with 0.02 the position code starts blind, and the model stays behind AR.
+            for linear in (module.inner, module.outer):
+                gain = self.config.pe_std or linear.in_features**-0.5
+                nn.init.normal_(linear.weight, std=gain)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, Layer):
+            for linear in (module.query, module.key_value, module.gate_up):
+                nn.init.normal_(linear.weight, std=std)
+            for linear in (module.out, module.down):
+                nn.init.normal_(linear.weight, std=std / (2 * self.config.n_layers) ** 0.5)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def hidden(self, tokens: Int[Tensor, "b n"], order: Order) -> Float[Tensor, "b n d"]:
+        """The final rows, in generation order: row k knows the blocks before block[k] alone."""
+        order = self._fit(tokens, order)
+        drawn = tokens.gather(1, order.position.expand(tokens.shape))
+        context = self.dropout(self.context_rows(drawn[:, :-1]))
+        sight = look(order, self.config, context.dtype)
+        if self.config.query == "shift":
+            rows = context
+        else:
+            rows = torch.stack([context, self._first_query(context, order, sight)])
+        for layer in self.layers:
+            if self.gradient_checkpointing and self.training:
+                rows = checkpoint(layer, rows, sight, use_reentrant=False)
+            else:
+                rows = layer(rows, sight)
+        return self.norm(rows)
+
+    def context_rows(self, drawn: Int[Tensor, "b m"]) -> Float[Tensor, "b n d"]:
+        """X^0: BOS, in a block before all others, then the tokens drawn so far."""
+        bos = self.bos.expand(len(drawn), 1, -1)
+        return torch.cat([bos, self.embedding(drawn)], 1)
+
+    def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
+        """G^0, by prefix aggregation or by the mean of what a row sees."""
+        if self.config.query == "mean":
+            sums, limit = context.cumsum(1), sight.limit
+            if limit is not None:
+                sums = sums.gather(1, limit[..., None].expand(sums.shape) - 1)
+            # RMSNorm divides by the count for us: a mean and a sum differ by a factor
+            return self.query_norm(sums)
+        code = self.position_code(len(order) + 1).to(context.dtype)
+        query, key = code[order.position + 1], code[context_position(order)]
+        if sight.limit is None:
+            return self.query_norm(prefix_sums(query, key, context))
+        return self.query_norm(prefix_sums_in_blocks(query, key, context, sight.limit))
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b n"],
+        order: Order | None = None,
+        labels: Int[Tensor, "b n"] | None = None,
+        weight: Float[Tensor, "b n"] | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        """Logits (batch, n, vocabulary) in generation order: row k is for the token at position[k].
+        input_ids are in natural order; without an order, left to right.
+
+        With labels (natural order, -100 is not scored) only the loss is made, never all logits: the
+        mean over scored tokens, or, with weight (generation order), the weighted mean."""
+        order = left_to_right(max(1, input_ids.shape[-1])) if order is None else order
+        rows, matrix = self.hidden(input_ids, order), self.embedding.weight
+        if labels is None:
+            return MaskedLMOutput(logits=nn.functional.linear(rows, matrix))  # type: ignore
+        position = order.rows(len(labels)).position.to(labels.device)
+        target = labels.gather(1, position.expand(labels.shape)).flatten()
+        share = (target >= 0).to(wide(rows.dtype))
+        if weight is not None:
+            share = share * weight.expand(labels.shape).flatten()
+        share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
+        return MaskedLMOutput(loss=weighted_loss(rows.flatten(0, 1), matrix, target, share))  # type: ignore
+
+    def _fit(self, tokens: Tensor, order: Order) -> Order:
+        """The order as rows for these tokens, on their device; raises where the two do not fit."""
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ArmdError(f"tokens must be integers (batch, n), not {tuple(tokens.shape)}")
+        batch, n = tokens.shape
+        if len(order) != n:
+            raise ArmdError(
+                f"the order is for {len(order)} tokens, the text has {n}; make them equal"
+            )
+        if n > self.config.max_length:
+            raise ArmdError(
+                f"a text of {n} tokens passes max_length {self.config.max_length}; cut it, or "
+                "build the model with a larger max_length"
+            )
+        # elsewhere than on a CPU the check would wait for the device, and its kernels check anyway
+        if tokens.device.type == "cpu" and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ArmdError(
+                    f"token {low if low < 0 else high} is outside the vocabulary of "
+                    f"{self.config.vocab_size}; is this the model's own tokenizer?"
+                )
+        if self.config.query == "shift" and not order.forward:
+            raise ArmdError("query='shift' is autoregressive: it knows order left_to_right alone")
+        return order.rows(batch).to(tokens.device)
+
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', but from safetensors alone, and every weight must fit."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs |= {"use_safetensors": True, "output_loading_info": True}
+        try:
+            model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
+        except (SafetensorError, KeyError) as error:
+            raise ArmdError(f"{source} is damaged ({error}); copy or export it again") from error
+        except RuntimeError as error:
+            raise ArmdError(
+                f"{source} does not fit its own config.json: {first_line(error)}"
+            ) from error
+        wrong = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
+        if wrong:
+            raise ArmdError(
+                f"{source} holds other weights than its config.json asks for, such as {wrong[0]}; "
+                "was it made by another model, or saved only in part?"
+            )
+        return (model, info) if wants_info else model
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def context_position(order: Order) -> Int[Tensor, "b n"]:
+    """Where the context rows stand: BOS at 0, tokens at 1..n. The last token drawn has no row,
+    because no query may see it."""
+    return nn.functional.pad(order.position[:, :-1] + 1, (1, 0))
+
+
+def look(order: Order, config: ArmdConfig, dtype: torch.dtype) -> Sight:
+    """Positions and masks of an order's rows. Blocks of one token need no mask at all: query row k
+    sees context rows 0..k, so both streams are plainly triangular over the same keys."""
+    context_turn = turns(context_position(order), config).to(dtype)
+    shift = config.query == "shift"
+    query_turn = context_turn if shift else turns(order.position + 1, config).to(dtype)
+    if order.singles:
+        return Sight(context_turn, query_turn, limit=None)
+    n = len(order)
+    context_block = nn.functional.pad(order.block[:, :-1], (1, 0), value=-1)
+    limit = torch.searchsorted(context_block, order.block)
+    reach = torch.searchsorted(context_block, context_block, right=True)
+    among = torch.searchsorted(order.block, order.block, right=True)
+    strict, context, query = (mask_from_limit(m, n) for m in (limit, reach, among))
+    return Sight(context_turn, query_turn, limit, strict, context, query)
