@@ -152,11 +152,11 @@ class ArmdLM(PreTrainedModel):
     def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
         """G^0, by prefix aggregation or by the mean of what a row sees."""
         if self.config.query == "mean":
-            sums, limit = context.cumsum(1), sight.limit
+            count = torch.arange(1, context.shape[1] + 1, device=context.device)
+            mean, limit = context.cumsum(1) / count[:, None], sight.limit
             if limit is not None:
-                sums = sums.gather(1, limit[..., None].expand(sums.shape) - 1)
-            # RMSNorm divides by the count for us: a mean and a sum differ by a factor
-            return self.query_norm(sums)
+                mean = mean.gather(1, limit[..., None].expand(mean.shape) - 1)
+            return self.query_norm(mean)
         code = self.position_code(len(order) + 1).to(context.dtype)
         query, key = code[order.position + 1], code[context_position(order)]
         if sight.limit is None:
