@@ -1,10 +1,16 @@
-"""Shapes in signatures are checked while the tests run; and the small models and orders that the
-laws are tried on."""
+"""While the tests run, the shapes in armd's signatures are checked at every call."""
 
-from jaxtyping import install_import_hook
+from collections.abc import Iterator
 
-with install_import_hook("armd", "beartype.beartype"):
-    import armd.likelihood
-    import armd.modeling_armd
-    import armd.order
-    import armd.reference  # noqa: F401
+import jaxtyping
+import pytest
+
+jaxtyping.install_import_hook("armd", "beartype.beartype")
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """For bad input: what a user sees, who runs without the shape checker."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
