@@ -168,7 +168,7 @@ class ArmdLM(PreTrainedModel):
         input_ids: Int[Tensor, "b n"],
         order: Order | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        weight: Float[Tensor, "b n"] | None = None,
+        weight: Float[Tensor, "... n"] | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
         """Logits (batch, n, vocabulary) in generation order: row k is for the token at position[k].
