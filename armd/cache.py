@@ -114,10 +114,12 @@ def advance(
             entry = replace(entry, slot=placing.context_slot, limit=placing.context_limit)
         return model.norm(_causal(model, 0, cache, context, turn, entry))
     if placing is not None and old.context == 0:
-        first = prefix_sums_in_blocks(query, key, context, placing.strict_limit)
+        sums = prefix_sums_in_blocks(query, key, context, placing.strict_limit)
     else:
-        first = query @ state
-    rows = torch.cat([context, model.query_norm(first)], 1)
+        sums = query @ state
+    count = torch.full_like(query_position, cache.mark.context)
+    first = model.start_query(sums, count if placing is None else placing.strict_limit)
+    rows = torch.cat([context, first], 1)
     low, high = Entry(old.context, cache.mark.context), Entry(old.query, cache.mark.query)
     if placing is not None:
         limit = torch.cat([placing.context_limit, placing.strict_limit], 1)

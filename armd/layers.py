@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from .configuration_armd import ArmdConfig
 from .shapes import Bool, Float, Int, Tensor
 
-Mask = Bool[Tensor, "b 1 n m"] | BlockMask | None
+Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | None
 
 
 def mask_from_limit(limit: Int[Tensor, "b n"], keys: int) -> Mask:

@@ -150,8 +150,7 @@ class ArmdLM(PreTrainedModel):
         return torch.cat([bos, self.embedding(drawn)], 1)
 
     def codes(self, length: int) -> Float[Tensor, "n p"]:
-        """PE of positions 0..length-1. With one constant for all, prefix aggregation is a sum, and
-        the norm after it makes that sum the mean."""
+        """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""
         if self.config.query != "prefix":
             return self.bos.new_ones(length, 1)
         return self.position_code(length)
@@ -165,15 +164,25 @@ class ArmdLM(PreTrainedModel):
         code = self.codes(len(order) + 1).to(context.dtype)
         query, key = code[order.position + 1], code[context_position(order)]
         if sight.limit is None:
-            return self.query_norm(prefix_sums(query, key, context))
-        return self.query_norm(prefix_sums_in_blocks(query, key, context, sight.limit))
+            count = torch.arange(1, len(order) + 1, device=context.device)
+            return self.start_query(prefix_sums(query, key, context), count)
+        sums = prefix_sums_in_blocks(query, key, context, sight.limit)
+        return self.start_query(sums, sight.limit)
+
+    def start_query(
+        self, sums: Float[Tensor, "b n d"], count: Int[Tensor, "*b n"]
+    ) -> Float[Tensor, "b n d"]:
+        """G^0 from sums over `count` context rows, as `codes` weighs them."""
+        if self.config.query == "mean":
+            sums = sums / count[..., None]
+        return self.query_norm(sums)
 
     def forward(
         self,
         input_ids: Int[Tensor, "b n"],
         order: Order | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        weight: Float[Tensor, "b n"] | None = None,
+        weight: Float[Tensor, "... n"] | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
         """Logits (batch, n, vocabulary) in generation order: row k is for the token at position[k].
