@@ -61,6 +61,14 @@ class ArmdConfig(PreTrainedConfig):
         layers, width, heads = SIZES[size]
         return cls(**{"n_layers": layers, "d_model": width, "n_heads": heads, **changes})
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers', but another model's config is refused, not read as our defaults."""
+        kind = config_dict.get("model_type", cls.model_type)
+        if kind != cls.model_type:
+            raise ArmdError(f"this is a checkpoint of '{kind}', not of armd; name an armd folder")
+        return super().from_dict(config_dict, **kwargs)
+
     @property
     def d_head(self) -> int:
         return self.d_model // self.n_heads
@@ -82,3 +90,7 @@ class ArmdConfig(PreTrainedConfig):
             raise ArmdError(f"no query '{self.query}'; use one of {', '.join(QUERIES)}")
         if not 0 <= self.dropout < 1:
             raise ArmdError(f"dropout {self.dropout} must be at least 0 and below 1")
+
+
+# so that save_pretrained ships the code, and the folder loads where armd is not installed
+ArmdConfig.register_for_auto_class()

@@ -238,6 +238,11 @@ class ArmdLM(PreTrainedModel):
             model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
         except (SafetensorError, KeyError) as error:
             raise ArmdError(f"{source} is damaged ({error}); copy or export it again") from error
+        except OSError as error:
+            raise ArmdError(
+                f"cannot load {source} ({first_line(error)}); give a folder that holds config.json "
+                "and model.safetensors (pickled weights are never opened)"
+            ) from error
         except RuntimeError as error:
             raise ArmdError(
                 f"{source} does not fit its own config.json: {first_line(error)}"
@@ -276,3 +281,7 @@ def look(order: Order, config: ArmdConfig, dtype: torch.dtype) -> Sight:
     among = torch.searchsorted(order.block, order.block, right=True)
     strict, context, query = (mask_from_limit(m, n) for m in (limit, reach, among))
     return Sight(context_turn, query_turn, limit, strict, context, query)
+
+
+# so that save_pretrained ships the code, and the folder loads where armd is not installed
+ArmdLM.register_for_auto_class("AutoModelForMaskedLM")

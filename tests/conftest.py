@@ -4,8 +4,12 @@ from collections.abc import Iterator
 
 import jaxtyping
 import pytest
+import torch
+
+import armd.configuration_armd  # noqa: F401 - before the hook, which takes transformers' configs for dataclasses
 
 jaxtyping.install_import_hook("armd", "beartype.beartype")
+torch.set_num_threads(1)  # tensors here are tiny: on busy cores a second thread only waits
 
 
 @pytest.fixture

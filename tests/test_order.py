@@ -26,7 +26,7 @@ def test_every_order_is_a_permutation_in_blocks(kind: str, n: int, seed: int) ->
     assert order.forward == (order.singles and torch.equal(rows.position, natural))
     assert torch.equal(rows.position.gather(-1, rows.inverse()), natural)
     for row in range(order.batch or 0):
-        assert sorted(sum(order[row].blocks(), [])) == list(range(n))
+        assert sorted(j for block in order[row].blocks() for j in block) == list(range(n))
 
 
 def test_left_to_right() -> None:
