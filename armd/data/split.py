@@ -10,10 +10,10 @@ HASH_BYTES = 6
 WHOLE = 1 << (8 * HASH_BYTES)
 
 
-def draw(seed: int, text: str) -> int:
+def draw(seed: int, document: bytes) -> int:
     """A number below WHOLE that follows from the seed and the document alone."""
     key = seed.to_bytes(8, "little", signed=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=HASH_BYTES, key=key).digest()
+    digest = hashlib.blake2b(document, digest_size=HASH_BYTES, key=key).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -26,7 +26,7 @@ def heldout_threshold(
     threshold = round(fraction * WHOLE)
     lowest, highest, count = WHOLE, -1, 0
     for text in texts:
-        number = draw(seed, text)
+        number = draw(seed, text.encode())
         count += 1
         lowest, highest = min(lowest, number), max(highest, number)
         if fraction == 0 or lowest < threshold <= highest:

@@ -33,7 +33,9 @@ class TextTokenizer:
 
     @property
     def eos(self) -> int:
-        return self.backend.token_to_id(self.special["eos_token"])
+        found = self.backend.token_to_id(self.special["eos_token"])
+        assert found is not None
+        return found
 
     @property
     def pad(self) -> int | None:
@@ -173,7 +175,9 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
     except Exception as error:  # the hub client and the readers raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         known = ", ".join(KNOWN)
-        raise ArmdError(f"no tokenizer '{name}' ({known}, a folder or hub name): {reason}") from None
+        raise ArmdError(
+            f"no tokenizer '{name}' ({known}, a folder or hub name): {reason}"
+        ) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise ArmdError(f"tokenizer '{name}' has no fast form; choose one with a tokenizer.json")
