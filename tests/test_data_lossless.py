@@ -4,6 +4,7 @@ is lossless; and the fast encoder gives exactly the tokens of `tokenizers`."""
 import json
 import os
 import random
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ WEIRD = [
     "line\r\nends\n\n\n  and   runs \t of\u00a0 spaces\u3000 \u2028x",
     "naïve café “curly” — 日本語テキスト 한국어 العربية हिन्दी",
     "\U0001f469\u200d\U0001f4bb e\u0301 \ufeffbom \x01\x1c\x1f\x7f\x85 control \x00 zero",
-    "spelled out: <|endoftext|> <|pad|> [SEP] [PAD] </s>",
+    "spelled out: <|endoftext|> <|pad|> [SEP] [PAD] </s> é<|endoftext|>é é[SEP]",
     " ",
     "\n",
     "'s",
@@ -32,7 +33,7 @@ WEIRD = [
 TRAINING = [*WEIRD, "the quick brown fox jumps over the lazy dog " * 20]
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 mixture = st.lists(
-    st.one_of(text, st.sampled_from([" ", "\n", "  ", "\u00a0", "a", "it's", "1", "é", "—"]))
+    st.one_of(text, st.sampled_from(["   ", "\n\n", " ", "\u00a0", "a", "it's", "1", "é", "—"]))
 ).map("".join)
 
 
@@ -124,6 +125,20 @@ def test_every_code_point_is_encoded_as_tokenizers_does(encoder: Encoder):
     parts = [document[i : i + 5000] for i in range(0, len(document), 5000)]
     for part in parts:
         assert quickly(encoder, [part]) == slowly(encoder.tokenizer, part)
+
+
+def test_every_kind_of_space_in_every_place(encoder: Encoder):
+    spaces = [chr(p) for p in range(0x3001) if unicodedata.category(chr(p))[0] in "ZC"]
+    places = ["a{}b", "a{} b", "a {}b", "a{}  b", "a  {}b", "a{}{}b", "é{}  é", "{}", "a\n{}\n b"]
+    for document in (place.replace("{}", space) for space in spaces for place in places):
+        assert quickly(encoder, [document]) == slowly(encoder.tokenizer, document), ascii(document)
+
+
+def test_cuts_never_fall_inside_a_run_of_spaces(encoder: Encoder):
+    document = "a    b \n\n\n   c\u00a0\u00a0  d\t\t  \n e" * 3
+    for size in range(1, len(document)):
+        parts = list(pieces(document, encoder.pattern, size))
+        assert quickly(encoder, parts) == slowly(encoder.tokenizer, document)
 
 
 def test_trained_tokenizer_and_saved_hash_are_reproducible(tmp_path: Path):
