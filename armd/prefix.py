@@ -23,7 +23,7 @@ def prefix_sums(
 ) -> Float[Tensor, "b2 n d"]:
     """sum over j <= k of <query_k, key_j> x_j for every k, without an n x n tensor.
 
-    Inside a chunk the sum is a small triangular matrix; the chunks before it are one p x d state."""
+    Inside a chunk the sum is a small triangular matrix; chunks before it are one p x d state."""
     n = x.shape[1]
     chunk = min(chunk, n)
     q, k, v = (F.pad(t, (0, 0, 0, -n % chunk)).unflatten(1, (-1, chunk)) for t in (query, key, x))
