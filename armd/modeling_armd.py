@@ -108,21 +108,28 @@ class ArmdLM(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.init_std
-        if isinstance(module, ArmdLM):
-            nn.init.normal_(module.bos, std=std)
-        elif isinstance(module, PositionCode):
-            # Unit gain: with 0.02 the position code starts blind, and the model stays behind AR.
-            for linear in (module.inner, module.outer):
-                gain = self.config.pe_std or linear.in_features**-0.5
-                nn.init.normal_(linear.weight, std=gain)
-        elif isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=std)
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
-        elif isinstance(module, Layer):
-            for linear in (module.query, module.key_value, module.gate_up):
+        elif isinstance(module, ArmdLM):
+            nn.init.normal_(module.bos, std=std)
+            # Here, not when their own turn comes: of a model that is not its own, transformers
+            # passes over every module that holds its parameters in children only.
+            for part in module.modules():
+                self._init_linears(part)
+
+    def _init_linears(self, part: nn.Module) -> None:
+        std = self.config.init_std
+        if isinstance(part, PositionCode):
+            # Unit gain: with 0.02 the position code starts blind, and the model stays behind AR.
+            for linear in (part.inner, part.outer):
+                gain = self.config.pe_std or linear.in_features**-0.5
+                nn.init.normal_(linear.weight, std=gain)
+        elif isinstance(part, Layer):
+            for linear in (part.query, part.key_value, part.gate_up):
                 nn.init.normal_(linear.weight, std=std)
-            for linear in (module.out, module.down):
+            for linear in (part.out, part.down):
                 nn.init.normal_(linear.weight, std=std / (2 * self.config.n_layers) ** 0.5)
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Inside a block there is no order: listing its tokens otherwise only lists the logits otherwise."""
+"""Inside a block there is no order: listing its tokens otherwise lists the logits otherwise."""
 
 import torch
 from hypothesis import given, settings
