@@ -12,7 +12,7 @@ def forward_flops(config: ArmdConfig, length: int, *, batch: int = 1) -> int:
     feed = 3 * d * config.d_ff
     weights = (config.n_layers - two) * (4 * d * d + feed)
     if two:
-        # both streams: the query rows need no keys and values; the last layer's context rows nothing else
+        # query rows need no keys and values; the last layer's context rows need nothing else
         weights += (two - 1) * (6 * d * d + 2 * feed) + (4 * d * d + feed)
     attention = (config.n_layers - two) + max(0, 2 * two - 1)
     prefix = 0

@@ -1,7 +1,7 @@
 """How the process holds memory: on Linux, large tensors are kept for the next, not given back.
 
-The C library returns every large block to the system when a tensor dies and fetches it anew, page by
-page, for the next one of the same size. A training step on a CPU spends a tenth of its time there.
+The C library returns every large block to the system when a tensor dies and fetches it anew, page
+by page, for the next one of the same size; a step on a CPU spends much of its time there.
 """
 
 import ctypes

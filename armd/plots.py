@@ -85,7 +85,9 @@ def plot_idea(*, out: Path, length: int = 8) -> None:
         ),
     }
     figure = pyplot.figure(figsize=(13.5, 9.2), layout="constrained")
-    for part, (title, order) in zip(figure.subfigures(1, 3, wspace=0.04), shown.items(), strict=True):
+    for part, (title, order) in zip(
+        figure.subfigures(1, 3, wspace=0.04), shown.items(), strict=True
+    ):
         process, sequence, mask = part.subplots(3, 1, height_ratios=[len(order), 1.6, length + 1])
         _draw_process(process, order)
         _draw_sequence(sequence, order)
