@@ -54,8 +54,8 @@ class _WeightedLoss(torch.autograd.Function):
 def _chunk_loss(
     logits: Tensor, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor
 ) -> Tensor:
-    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in `logits`. These are
-    (vocabulary, rows): with the long side first the product is half as fast again on a CPU."""
+    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in `logits`. These
+    are (vocabulary, rows): with the long side first the product is half as fast again on a CPU."""
     torch.mm(matrix, rows.mT, out=logits)
     top = logits.amax(0)
     at_target = logits.gather(0, target[None])[0] - top

@@ -141,21 +141,11 @@ def show(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"forward and backward, {rows[0].length} tokens")
-    for column in (
-        "model",
-        "s",
-        "median",
-        "tokens/s",
-        "x AR",
-        "median",
-        "FLOPs x AR",
-        "of peak",
-        "memory",
-    ):
+    table = Table(title=f"forward and backward, {rows[0].length} tokens", box=None)
+    for column in ("model", "s", "median", "tok/s", "x AR", "median", "FLOPs", "peak", "MiB"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
-        memory = "-" if row.memory is None else f"{row.memory / 2**20:.0f} MiB"
+        memory = "-" if row.memory is None else f"{row.memory / 2**20:.0f}"
         table.add_row(
             row.model,
             f"{row.seconds:.3f}",
