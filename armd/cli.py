@@ -13,6 +13,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
     "bench train": (
         "armd.bench.train",
         "bench_train",

@@ -4,6 +4,7 @@ The C library returns every large block to the system when a tensor dies and fet
 by page, for the next one of the same size; a step on a CPU spends much of its time there.
 """
 
+import contextlib
 import ctypes
 import sys
 
@@ -19,3 +20,10 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def give_back_memory() -> None:
+    """Return what is free to the system, so that what a process holds is what it uses."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from ..memory import give_back_memory
+
 
 @dataclass(frozen=True)
 class Times:
@@ -55,6 +57,7 @@ def wait(device: torch.device) -> None:
 def peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
     """Bytes that a run needs on top of what is held before it; None where the system can't tell."""
     gc.collect()
+    give_back_memory()
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
         before = torch.accelerator.memory_allocated(device)

@@ -1,0 +1,85 @@
+/* y = x W^T for a few rows x and a large W: the product of a decoding pass.
+ *
+ * W is stored in panels of 16 outputs, [panel][k][16], so that memory is read once, in order, at its
+ * own speed, and up to 6 rows share every load. More rows go through the panel again while it is
+ * still in the cache. An int8 panel is widened to float as it is read; its scales come last. */
+#include <stdint.h>
+
+enum { WIDTH = 16, GROUP = 6 };
+typedef float vec __attribute__((vector_size(32), aligned(4)));
+typedef int8_t bytes __attribute__((vector_size(8), aligned(1)));
+
+static inline __attribute__((always_inline)) vec widen(const int8_t *p) {
+    return __builtin_convertvector(*(const bytes *)p, vec);
+}
+static inline __attribute__((always_inline)) vec load(const void *p, int whole, long i) {
+    return whole ? widen((const int8_t *)p + i) : *(const vec *)((const float *)p + i);
+}
+
+/* `rows` rows against one panel; `unroll` sums run side by side, because one waits for itself. */
+static inline __attribute__((always_inline)) void
+micro(const void *panel, const int whole, const float *x, long depth, float out[GROUP][WIDTH],
+      const int rows, const int unroll) {
+    vec sum[GROUP * 4][2];
+    for (int i = 0; i < rows * unroll; i++) sum[i][0] = sum[i][1] = (vec){0};
+    long k = 0;
+    for (; k + unroll <= depth; k += unroll)
+        for (int u = 0; u < unroll; u++) {
+            vec a = load(panel, whole, (k + u) * WIDTH), b = load(panel, whole, (k + u) * WIDTH + 8);
+            for (int r = 0; r < rows; r++) {
+                float s = x[r * depth + k + u];
+                sum[r * unroll + u][0] += a * s;
+                sum[r * unroll + u][1] += b * s;
+            }
+        }
+    for (; k < depth; k++) {
+        vec a = load(panel, whole, k * WIDTH), b = load(panel, whole, k * WIDTH + 8);
+        for (int r = 0; r < rows; r++) {
+            sum[r * unroll][0] += a * x[r * depth + k];
+            sum[r * unroll][1] += b * x[r * depth + k];
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        for (int u = 1; u < unroll; u++) {
+            sum[r * unroll][0] += sum[r * unroll + u][0];
+            sum[r * unroll][1] += sum[r * unroll + u][1];
+        }
+        *(vec *)out[r] = sum[r * unroll][0];
+        *(vec *)(out[r] + 8) = sum[r * unroll][1];
+    }
+}
+
+static inline __attribute__((always_inline)) void
+group(const void *panel, const int whole, const float *x, long depth, float out[GROUP][WIDTH],
+      int rows) {
+    switch (rows) {
+    case 1: micro(panel, whole, x, depth, out, 1, 4); break;
+    case 2: micro(panel, whole, x, depth, out, 2, 3); break;
+    case 3: micro(panel, whole, x, depth, out, 3, 2); break;
+    case 4: micro(panel, whole, x, depth, out, 4, 1); break;
+    case 5: micro(panel, whole, x, depth, out, 5, 1); break;
+    default: micro(panel, whole, x, depth, out, 6, 1);
+    }
+}
+
+/* x (rows, depth), panels of `outputs` rounded up to 16, y (rows, outputs); scale is NULL for float. */
+void skinny_product(const float *x, const void *panels, const float *scale, float *y, long rows,
+                    long depth, long outputs) {
+    const long count = (outputs + WIDTH - 1) / WIDTH;
+    const long groups = (rows + GROUP - 1) / GROUP;
+#pragma omp parallel for schedule(static)
+    for (long p = 0; p < count; p++) {
+        float out[GROUP][WIDTH];
+        const long first = p * WIDTH, width = outputs - first < WIDTH ? outputs - first : WIDTH;
+        for (long g = 0; g < groups; g++) {
+            const long from = g * rows / groups, upto = (g + 1) * rows / groups;
+            if (scale)
+                group((const int8_t *)panels + first * depth, 1, x + from * depth, depth, out, upto - from);
+            else
+                group((const float *)panels + first * depth, 0, x + from * depth, depth, out, upto - from);
+            for (long r = from; r < upto; r++)
+                for (long i = 0; i < width; i++)
+                    y[r * outputs + first + i] = out[r - from][i] * (scale ? scale[first + i] : 1.0f);
+        }
+    }
+}
