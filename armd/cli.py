@@ -12,6 +12,7 @@ from .errors import ArmdError
 VERBS: dict[str, tuple[str, str, str]] = {
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "bench train": (
         "armd.bench.train",
         "bench_train",
