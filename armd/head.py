@@ -29,18 +29,18 @@ class _WeightedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         low = matrix.to(rows.dtype)  # under autocast the weights are wider than the rows
-        logits = rows.new_empty(min(ROWS, len(rows)), len(matrix))
+        logits = rows.new_empty(len(matrix) * min(ROWS, len(rows)))
         d_rows, d_matrix = torch.empty_like(rows), torch.zeros_like(matrix)
         total = torch.zeros((), dtype=wide(rows.dtype), device=rows.device)
         for start in range(0, len(rows), ROWS):
             part = slice(start, start + ROWS)
-            total += _chunk_loss(logits, rows[part], low, target[part], weight[part])
-            chunk = logits[: len(rows[part])]
-            torch.mm(chunk, low, out=d_rows[part])
+            chunk = logits[: len(matrix) * len(rows[part])].view(len(matrix), -1)
+            total += _chunk_loss(chunk, rows[part], low, target[part], weight[part])
+            torch.mm(chunk.mT, low, out=d_rows[part])
             if low is matrix:
-                d_matrix.addmm_(chunk.mT, rows[part])
+                d_matrix.addmm_(chunk, rows[part])
             else:
-                d_matrix += chunk.mT @ rows[part]
+                d_matrix += chunk @ rows[part]
         ctx.save_for_backward(d_rows, d_matrix)
         return total
 
@@ -52,18 +52,18 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _chunk_loss(
-    buffer: Tensor, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor
+    logits: Tensor, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor
 ) -> Tensor:
-    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in the buffer."""
-    logits = buffer[: len(rows)]
-    torch.mm(rows, matrix.mT, out=logits)
-    top = logits.amax(1, keepdim=True)
-    at_target = logits.gather(1, target[:, None]) - top
+    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in `logits`. These
+    are (vocabulary, rows): with the long side first the product is half as fast again on a CPU."""
+    torch.mm(matrix, rows.mT, out=logits)
+    top = logits.amax(0)
+    at_target = logits.gather(0, target[None])[0] - top
     logits.sub_(top).exp_()
-    mass = logits.sum(1, keepdim=True, dtype=wide(logits.dtype))
-    loss = (weight * (mass.log() - at_target).squeeze(1)).sum()
-    logits.mul_((weight[:, None] / mass).to(logits.dtype))
-    logits.scatter_add_(1, target[:, None], -weight[:, None].to(logits.dtype))
+    mass = logits.sum(0, dtype=wide(logits.dtype))
+    loss = (weight * (mass.log() - at_target)).sum()
+    logits.mul_((weight / mass).to(logits.dtype))
+    logits.scatter_add_(0, target[None], -weight[None].to(logits.dtype))
     return loss
 
 

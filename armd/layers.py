@@ -1,4 +1,4 @@
-"""The parts of a layer: norm, rotation by true position, SwiGLU, and the one attention call."""
+"""The parts of a layer: its weights, its masks, its positions, and the one attention call."""
 
 import torch
 from torch import nn
@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from .configuration_armd import ArmdConfig
+from .fused import RmsNorm, rotate, swiglu
 from .shapes import Bool, Float, Int, Tensor
 
 Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | None
@@ -57,15 +58,6 @@ def turns(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b 
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
-def rotate(
-    x: Float[Tensor, "b n h e"], turn: Float[Tensor, "b2 n half 2"]
-) -> Float[Tensor, "b n h e"]:
-    """Turn each pair of channels; scores then depend on the distance of true positions alone."""
-    cos, sin = turn.to(x.dtype)[:, :, None].unbind(-1)
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-
-
 class Layer(nn.Module):
     """The weights of a transformer layer: pre-norm attention and SwiGLU, no biases. What flows
     through them (one stream or two) is the subclasses' affair, in modeling_armd.py."""
@@ -73,11 +65,11 @@ class Layer(nn.Module):
     def __init__(self, config: ArmdConfig) -> None:
         super().__init__()
         d, self.heads = config.d_model, config.n_heads
-        self.attention_norm = nn.RMSNorm(d, eps=config.norm_eps)
+        self.attention_norm = RmsNorm(d, eps=config.norm_eps)
         self.query = nn.Linear(d, d, bias=False)
         self.key_value = nn.Linear(d, 2 * d, bias=False)
         self.out = nn.Linear(d, d, bias=False)
-        self.mlp_norm = nn.RMSNorm(d, eps=config.norm_eps)
+        self.mlp_norm = RmsNorm(d, eps=config.norm_eps)
         self.gate_up = nn.Linear(d, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, d, bias=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -98,5 +90,4 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Add what attention saw, then the feed-forward."""
         rows = rows + self.dropout(self.out(seen.flatten(-2)))
-        gate, up = self.gate_up(self.mlp_norm(rows)).chunk(2, -1)
-        return rows + self.dropout(self.down(F.silu(gate) * up))
+        return rows + self.dropout(self.down(swiglu(self.gate_up(self.mlp_norm(rows)))))

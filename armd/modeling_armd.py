@@ -17,6 +17,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
+from .fused import RmsNorm
 from .head import weighted_loss, wide
 from .layers import Layer, Mask, attention, mask_from_limit, turns
 from .order import Order, left_to_right
@@ -99,8 +100,8 @@ class ArmdLM(PreTrainedModel):
         if config.query == "prefix":
             self.position_code = PositionCode(config.d_model, config.d_pe)
         if config.query != "shift":
-            self.query_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
-        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+            self.query_norm = RmsNorm(config.d_model, eps=config.norm_eps)
+        self.norm = RmsNorm(config.d_model, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.gradient_checkpointing = False
         self.post_init()
