@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
+    "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "bench train": (
         "armd.bench.train",
         "bench_train",

@@ -39,6 +39,7 @@ class ArmdConfig(PreTrainedConfig):
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
+    """Spread of the initial embeddings; linear layers start with unit gain, 1/sqrt(fan_in)."""
     pe_std: float | None = None
     """Spread of the position MLP's initial weights; 1/sqrt(fan_in), unit gain, if not given."""
     tie_word_embeddings: bool = True

@@ -15,9 +15,11 @@ def test_every_weight_has_the_spread_its_config_names(query: str, pe_std: float 
         if "norm" in name:
             assert (weight == 1).all(), name
             continue
-        wanted = config.init_std
-        if "position_code" in name:
-            wanted = pe_std or weight.shape[-1] ** -0.5
+        wanted = weight.shape[-1] ** -0.5
+        if name in ("bos", "embedding.weight"):
+            wanted = config.init_std
+        elif "position_code" in name:
+            wanted = pe_std or wanted
         elif "out." in name or "down." in name:
             wanted /= (2 * config.n_layers) ** 0.5
         assert weight.std().item() == pytest.approx(wanted, rel=0.25 if name == "bos" else 0.05)
