@@ -2,6 +2,7 @@
 each of these does nothing."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def joined(device_name: str) -> Iterator[Group]:
     try:
         yield Group(dist.get_rank(), world, device)
     finally:
+        # models that still hold the group must go first: freed after it, gloo may wait for ever
+        gc.collect()
         dist.destroy_process_group()
 
 

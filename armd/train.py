@@ -62,8 +62,7 @@ def train(recipe: Recipe) -> Path:
         group.wait()
         devices = [group.device] if group.device.type == "cuda" else []
         with torch.random.fork_rng(devices), _quiet_warnings(group):
-            run = Run(recipe, dataset, group)
-            number = run.go(stop)
+            number = Run(recipe, dataset, group).go(stop)
     if number == signal.SIGINT:
         raise SystemExit(130)
     if number:

@@ -1,6 +1,7 @@
 """What the training laws share: a small corpus, a tiny recipe, and child processes that start
 quickly, because one server process has imported torch for all of them."""
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -63,6 +64,7 @@ def child(recipe: Recipe, slow: float = 0.0, environment: dict[str, str] | None 
     from armd.errors import ArmdError
     from armd.train import train
 
+    faulthandler.dump_traceback_later(50)
     os.environ.update(environment or {})
     torch.set_num_threads(1)
     write = armd.checkpoint.write_tensors
@@ -85,7 +87,7 @@ def child(recipe: Recipe, slow: float = 0.0, environment: dict[str, str] | None 
 
 
 def start(recipe: Recipe, **options: Any) -> Any:
-    process = CONTEXT.Process(target=child, args=(recipe,), kwargs=options)
+    process = CONTEXT.Process(target=child, args=(recipe,), kwargs=options, daemon=True)
     process.start()
     return process
 
@@ -93,8 +95,10 @@ def start(recipe: Recipe, **options: Any) -> Any:
 def run(recipe: Recipe, **options: Any) -> int:
     """Train in a child to its end; its exit code."""
     process = start(recipe, **options)
-    process.join(120)
-    return process.exitcode
+    process.join(60)
+    code = process.exitcode
+    kill(process)
+    return code
 
 
 def run_group(recipe: Recipe, world: int) -> None:
@@ -108,8 +112,11 @@ def run_group(recipe: Recipe, world: int) -> None:
         for rank in range(world)
     ]
     for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * world
+        process.join(60)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        kill(process)
+    assert codes == [0] * world
 
 
 def kill(process: Any) -> None:
