@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,7 +85,17 @@ def joined(device_name: str) -> Iterator[Group]:
         yield Group(0, 1, device)
         return
     cuda = device.type == "cuda"
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    store, rank, world = next(rendezvous("env://"))
+    # torchrun may keep its store when it restarts workers: what the dead ones wrote there must not
+    # be read again, or gloo waits for them for ever
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=dist.PrefixStore(f"attempt-{attempt}", store),
+        rank=rank,
+        world_size=world,
+        device_id=device if cuda else None,
+    )
     try:
         yield Group(dist.get_rank(), world, device)
     finally:
