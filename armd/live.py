@@ -74,7 +74,7 @@ class View:
             self.live.update(self._panel(now))
             return
         print(
-            f"step {now.step}/{self.total}  loss {now.loss:.4f}  ppl {_ppl(now.loss):.1f}  "
+            f"step {now.step}/{self.total}  loss {now.loss:.4f}  ppl {perplexity(now.loss):.1f}  "
             f"{now.stage}  grad {now.grad_norm:.2f}  lr {now.learning_rate:.2e}  "
             f"{now.tokens_per_second:,.0f} tokens/s  {duration(self.left(now.step))} left",
             flush=True,
@@ -101,7 +101,7 @@ class View:
         table = Table.grid(padding=(0, 2))
         cells: list[tuple[str, Any]] = [
             ("loss", f"{now.loss:.4f}"),
-            ("perplexity", f"{_ppl(now.loss):.1f}"),
+            ("perplexity", f"{perplexity(now.loss):.1f}"),
             ("order", now.stage),
             ("tokens/s", f"{now.tokens_per_second:,.0f}"),
             ("gradient", f"{now.grad_norm:.2f}"),
@@ -121,8 +121,8 @@ class View:
 
 
 def perplexities(heldout: dict[str, float]) -> str:
-    return "  ".join(f"{name} {_ppl(loss):.1f}" for name, loss in heldout.items())
+    return "  ".join(f"{name} {perplexity(loss):.1f}" for name, loss in heldout.items())
 
 
-def _ppl(loss: float) -> float:
+def perplexity(loss: float) -> float:
     return exp(min(loss, 80.0))
