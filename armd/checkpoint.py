@@ -47,7 +47,9 @@ class Checkpoint:
         for name, tensor in tensors.items():
             mine, start = local(tensor), first_row(tensor, group)
             if self.read_rows(name, mine, start) != len(mine):
-                raise ArmdError(f"{self.folder} holds no '{name}' of this size; is it another model's?")
+                raise ArmdError(
+                    f"{self.folder} holds no '{name}' of this size; is it another model's?"
+                )
 
     def read_rows(self, name: str, out: Tensor, start: int) -> int:
         """Copy rows start, start + 1 ... of a stored tensor; how many of them were found."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
@@ -91,7 +92,7 @@ def joined(device_name: str) -> Iterator[Group]:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         "nccl" if cuda else "gloo",
-        store=dist.PrefixStore(f"attempt-{attempt}", store),
+        store=PrefixStore(f"attempt-{attempt}", store),
         rank=rank,
         world_size=world,
         device_id=device if cuda else None,
@@ -118,7 +119,8 @@ def spread(model: nn.Module, group: Group, kind: str) -> nn.Module:
     mesh = init_device_mesh(group.device.type, (group.world,))
     for layer in model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh)  # type: ignore[arg-type]
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 @contextlib.contextmanager

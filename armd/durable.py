@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,7 +48,8 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """Write CPU tensors as safetensors and return the sha256 of the file. Unlike the library's own
     writer it lets other threads run, so a checkpoint is written while the next step computes."""
-    header, place = {"__metadata__": dict(metadata)}, 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    place = 0
     flat = {name: tensor.contiguous() for name, tensor in tensors.items()}
     for name, tensor in flat.items():
         size = tensor.numel() * tensor.element_size()
@@ -65,7 +67,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             digest.update(data)
             file.write(data)
         for tensor in flat.values():
-            view = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+            view = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
             for start in range(0, len(view), _CHUNK):
                 digest.update(view[start : start + _CHUNK])
                 file.write(view[start : start + _CHUNK])

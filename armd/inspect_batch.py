@@ -59,7 +59,7 @@ def inspect_batch(
         print(f"row {row}{loss}  {moved} jumps in its order  {text[:width]!r}")
 
 
-def row_losses(run: Path, tokens, scored, order) -> list[float]:  # noqa: ANN001
+def row_losses(run: Path, tokens, scored, order) -> list[float]:
     """Nats per scored token of each row."""
     import torch
 

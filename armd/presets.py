@@ -1,5 +1,5 @@
-"""Presets: the paper's runs, and small ones for two cores. Each is a function that returns a recipe;
-change any field with `dataclasses.replace` or on the command line."""
+"""Presets: the paper's runs, and small ones for two cores. Each is a function that returns a
+recipe; change any field with `dataclasses.replace` or on the command line."""
 
 import difflib
 from collections.abc import Callable
@@ -37,9 +37,7 @@ def owt_small_l12() -> Recipe:
 def owt_medium_l6() -> Recipe:
     """Ablation: both streams through a quarter of the medium model."""
     medium = owt_medium()
-    return replace(
-        medium, preset="owt-medium-l6", network=replace(medium.network, n_two_stream=6)
-    )
+    return replace(medium, preset="owt-medium-l6", network=replace(medium.network, n_two_stream=6))
 
 
 def lm1b() -> Recipe:

@@ -154,7 +154,10 @@ class Recipe:
         c, o = self.curriculum, self.optimizer
         if c.total < 1:
             raise ArmdError("a run needs at least one step; raise --steps or --sbp-steps")
-        for name, value in (("batch-size", o.batch_size), ("micro-batch", self.machine.micro_batch)):
+        for name, value in (
+            ("batch-size", o.batch_size),
+            ("micro-batch", self.machine.micro_batch),
+        ):
             if value < 1:
                 raise ArmdError(f"--{name} {value} must be at least 1")
         if not 0 <= c.rho <= self.network.length:
@@ -191,7 +194,9 @@ def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise ArmdError(f"{source} sets '{name}', which is no field; armd train --help lists them")
+            raise ArmdError(
+                f"{source} sets '{name}', which is no field; armd train --help lists them"
+            )
         now = getattr(base, name)
         if dataclasses.is_dataclass(now):
             if not isinstance(value, dict):

@@ -113,9 +113,7 @@ class Run:
 
     def go(self, stop: Stop) -> int:
         """Train to the end, or until asked to stop; returns the signal that asked, or 0."""
-        view = View(
-            self.recipe.preset, start=self.step, total=self.total, shown=self.group.first
-        )
+        view = View(self.recipe.preset, start=self.step, total=self.total, shown=self.group.first)
         if self.step:
             view.say(f"going on from step {self.step} of {self.total}")
         try:
@@ -225,7 +223,7 @@ class Run:
         export(checkpoint, config, self.dataset.folder / "tokenizer", self.folder / EXPORT)
 
     def _sample(self, view: View) -> None:
-        """A text or two in RUN/samples. A model in shares cannot write by itself: use its export."""
+        """A text or two in RUN/samples. A model in shares cannot write: use its export."""
         if not self.group.first or self.recipe.machine.parallel == "fsdp2":
             return
         from .samples import sample_texts

@@ -133,7 +133,7 @@ class Trainer:
             self.average = {name: w.detach().clone() for name, w in self.weights.items()}
 
     def learn(self, batch: Batch, *, stop: int = 0) -> Outcome:
-        """One step. Raises, before any weight has changed, if the loss or gradient is not finite."""
+        """One step. Raises, before any weight changes, if the loss or gradient is not finite."""
         nll = self._gradients(batch)
         world, bad = self.group.world, not math.isfinite(float(nll))
         # one exchange: the loss, whose loss is broken, and who was asked to stop

@@ -78,5 +78,3 @@ def _shared(
         rows = range(starts[0 if spare else index], starts[0 if spare else index] + len(tokens))
         order = orders_of(kind, seed=seed, step=-1, rows=rows, scored=scored)
         yield tokens, torch.zeros_like(scored) if spare else scored, order
-
-

@@ -13,8 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
-
-from armd.run import read_metrics  # noqa: E402
 from training_help import (  # noqa: E402
     heldout,
     losses,
@@ -24,6 +22,8 @@ from training_help import (  # noqa: E402
     tiny,
     weights,
 )
+
+from armd.run import read_metrics  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,13 @@ def test_unequal_numbers_of_scored_tokens_weigh_right(tmp_path: Path) -> None:
     data = tmp_path / "data"
     prepare(
         Preparation(
-            str(source), tokenizer="byte", out=data, rows=16, documents="line", heldout=0.1, workers=1
+            str(source),
+            tokenizer="byte",
+            out=data,
+            rows=16,
+            documents="line",
+            heldout=0.1,
+            workers=1,
         )
     )
     one, two = (tiny(data, tmp_path / name, **SETTING) for name in ("one", "two"))
@@ -109,7 +115,9 @@ def test_torchrun_brings_a_run_back_when_a_worker_is_killed(data: Path, tmp_path
     command += ["--max-restarts", "2", "--monitor-interval", "0.1", "--standalone"]
     command += ["-m", "armd.cli", "train", "mini", "--config", str(config)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    torchrun = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    torchrun = subprocess.Popen(
+        command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         killed = _kill_a_worker(torchrun.pid, hurt)
         assert torchrun.wait(90) == 0

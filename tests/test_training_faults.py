@@ -15,10 +15,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import armd  # noqa: E402
-from armd.checkpoint import damage, steps_in  # noqa: E402
-from armd.errors import ArmdError  # noqa: E402
-from armd.train import train  # noqa: E402
 from training_help import (  # noqa: E402
     final_state,
     heldout,
@@ -30,6 +26,11 @@ from training_help import (  # noqa: E402
     tiny,
     weights,
 )
+
+import armd  # noqa: E402
+from armd.checkpoint import damage, steps_in  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
+from armd.train import train  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -153,9 +154,7 @@ def test_with_no_whole_checkpoint_left_the_run_does_not_start_over(
         from armd.checkpoint import Checkpoints
         from armd.distributed import Group
 
-        Checkpoints(
-            out / "checkpoints", keep=2, group=Group(0, 1, torch.device("cpu"))
-        ).newest()
+        Checkpoints(out / "checkpoints", keep=2, group=Group(0, 1, torch.device("cpu"))).newest()
 
 
 def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(

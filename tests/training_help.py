@@ -24,7 +24,7 @@ def prepare_corpus(folder: Path) -> Path:
     """A dataset of bytes; its words are drawn by a fixed rule, so that there is little to learn."""
     from armd.data.prepare import Preparation, prepare
 
-    words = "the order of a text is cut into blocks and each block is drawn at once".split()
+    words = ["the", "order", "of", "a", "text", "is", "cut", "into", "blocks,", "drawn", "at once"]
     lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 12)) for i in range(400)]
     source = folder / "corpus.jsonl"
     source.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
