@@ -3,6 +3,7 @@ so `armd --help` answers without loading torch."""
 
 import difflib
 import importlib
+import inspect
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,10 @@ from .errors import ArmdError
 # verb -> (module, function, what it does); a verb of two words is matched before its first word.
 VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
+    "train": ("armd.train_command", "train_command", "train a model, or go on with a run"),
+    "plan": ("armd.plan", "plan", "what a preset costs: weights, FLOPs, memory, days"),
+    "inspect": ("armd.inspect_batch", "inspect_batch", "look at the batch of one training step"),
+    "plot": ("armd.curves", "plot_curves", "draw the curves of runs"),
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
@@ -52,8 +57,11 @@ def run(words: Sequence[str]) -> None:
 
     verb, rest = find_verb(words)
     module, function, _ = VERBS[verb]
+    target = getattr(importlib.import_module(module), function)
+    if list(inspect.signature(target).parameters) == ["words"]:
+        return target(rest)  # its options depend on its first word, so it parses them itself
     tyro.cli(
-        getattr(importlib.import_module(module), function),
+        target,
         args=rest,
         prog=f"armd {verb}",
         config=(tyro.conf.OmitArgPrefixes,),

@@ -1,0 +1,56 @@
+"""Export: the weights of a checkpoint as a folder that `ArmdLM.from_pretrained` reads."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from .checkpoint import Checkpoint, open_checkpoint, steps_in
+from .configuration_armd import ArmdConfig
+from .durable import sync_folder, write_tensors
+from .errors import ArmdError
+
+EXPORT = "export"
+
+
+def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Path) -> None:
+    """Write model.safetensors, config.json and the tokenizer's files, replacing what is in `out`.
+    Averaged weights are taken where the run keeps them."""
+    weights = {}
+    prefix = "ema/" if checkpoint.facts.get("ema") else "model/"
+    for name, shape in checkpoint.shapes(prefix).items():
+        weights[name.removeprefix(prefix)] = torch.empty(shape)
+        checkpoint.read_rows(name, weights[name.removeprefix(prefix)], 0)
+    aside, old = out.with_name(f".{out.name}.tmp"), out.with_name(f".{out.name}.old")
+    for left in (aside, old):
+        shutil.rmtree(left, ignore_errors=True)
+    if tokenizer.is_dir():
+        shutil.copytree(tokenizer, aside)
+    else:
+        aside.mkdir(parents=True)
+    write_tensors(aside / "model.safetensors", weights, {"format": "pt"})
+    config.architectures = ["ArmdLM"]
+    config.save_pretrained(str(aside))
+    if out.exists():
+        out.rename(old)
+    aside.rename(out)
+    sync_folder(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def model_folder(place: Path | str) -> Path:
+    """The exported model of a run, or the folder itself if it is one."""
+    place = Path(place)
+    for folder in (place / EXPORT, place):
+        if (folder / "model.safetensors").is_file():
+            return folder
+    raise ArmdError(f"no model in {place}; give a run's folder or an exported model")
+
+
+def best_checkpoint(run: Path) -> Checkpoint:
+    """The checkpoint of a run with the least held-out loss."""
+    folder = run / "checkpoints"
+    found = [open_checkpoint(folder, step) for step in steps_in(folder)]
+    if not found:
+        raise ArmdError(f"{run} has no checkpoint yet")
+    return min(found, key=lambda c: c.facts.get("heldout") or float("inf"))

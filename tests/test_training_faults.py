@@ -1,0 +1,263 @@
+"""Laws: nothing that happens to a run changes what comes out of it, and nothing good is lost."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from training_help import (  # noqa: E402
+    final_state,
+    heldout,
+    kill,
+    losses,
+    prepare_corpus,
+    run,
+    start,
+    tiny,
+    weights,
+)
+
+import armd  # noqa: E402
+from armd.checkpoint import damage, steps_in  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
+from armd.train import train  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """So small a model only waits for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert run(tiny(data, out)) == 0
+    return out
+
+
+def assert_same(one: Path, two: Path) -> None:
+    assert losses(one) == losses(two)
+    assert heldout(one) == heldout(two)
+    assert final_state(one) == final_state(two)
+    assert weights(one) == weights(two)
+
+
+def test_killed_at_random_moments_equals_uninterrupted(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
+    recipe, moments, kills = tiny(data, tmp_path / "run"), random.Random(0), 0
+    for _ in range(60):
+        process = start(recipe, slow=0.1)
+        process.join(moments.uniform(0.1, 0.6) + 0.05 * kills)
+        if process.exitcode == 0:
+            break
+        kill(process)
+        kills += 1
+    assert kills >= 2, "the run ended before it was killed: shorten the moments"
+    assert_same(whole, tmp_path / "run")
+
+
+def test_killed_while_a_checkpoint_is_written_equals_uninterrupted(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
+    recipe, out, caught = tiny(data, tmp_path / "run"), tmp_path / "run", 0
+    for _ in range(3):
+        process = start(recipe, slow=0.5)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.is_alive():
+            half = list(out.glob("checkpoints/.step-*.tmp/state-*.safetensors"))
+            if half and half[0].stat().st_size:
+                caught += 1
+                break
+            time.sleep(0.005)
+        time.sleep(0.1 * caught)
+        kill(process)
+    assert caught == 3
+    assert run(recipe) == 0
+    assert_same(whole, out)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_saves_first(
+    data: Path, whole: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    out = tmp_path / "run"
+    recipe = tiny(data, out)
+    process = start(recipe, slow=0.3)
+    while not losses(out):
+        time.sleep(0.005)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    stopped = losses(out)[-1][0]
+    assert stopped in steps_in(out / "checkpoints")
+    assert stopped < 16, "the run ended before the signal came"
+    assert run(recipe) == 0
+    assert_same(whole, out)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("harm", [cut, flip, remove])
+def test_a_damaged_newest_checkpoint_is_noticed_and_the_one_before_used(
+    data: Path, whole: Path, tmp_path: Path, harm: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    harm(out / "checkpoints" / "step-00000016" / "state-00000.safetensors")
+    train(tiny(data, out))
+    said = capfd.readouterr().err
+    assert "warning" in said and "step 16 is" in said
+    assert_same(whole, out)
+
+
+def test_with_no_whole_checkpoint_left_the_run_does_not_start_over(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for step in steps_in(out / "checkpoints"):
+        flip(out / "checkpoints" / f"step-{step:08d}" / "state-00000.safetensors")
+    with pytest.warns(UserWarning), pytest.raises(ArmdError, match="start over"):
+        from armd.checkpoint import Checkpoints
+        from armd.distributed import Group
+
+        Checkpoints(out / "checkpoints", keep=2, group=Group(0, 1, torch.device("cpu"))).newest()
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
+    data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import armd.checkpoint as module
+
+    out, write = tmp_path / "run", module.write_tensors
+
+    def full(path: Path, *rest: Any) -> str:
+        if "step-00000006" in str(path):
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *rest)
+
+    monkeypatch.setattr(module, "write_tensors", full)
+    with pytest.raises(ArmdError, match=r"No space left.*step 3 is whole.*free some space"):
+        train(tiny(data, out))
+    assert steps_in(out / "checkpoints") == [3]
+    assert damage(out / "checkpoints" / "step-00000003") is None
+    monkeypatch.undo()
+    assert run(tiny(data, out)) == 0
+    assert_same(whole, out)
+
+
+def test_a_really_full_disk(data: Path, tmp_path: Path) -> None:
+    """The same on a disk of 300 kB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size=300k tmpfs {disk} 2>/dev/null"):
+        pytest.skip("may not mount a tmpfs here")
+    try:
+        with pytest.raises(ArmdError, match="free some space"):
+            train(tiny(data, disk / "run", keep=9))
+        steps = steps_in(disk / "run" / "checkpoints")
+        assert steps
+        assert damage(disk / "run" / "checkpoints" / f"step-{steps[-1]:08d}") is None
+    finally:
+        os.system(f"umount {disk}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_before_anything_is_overwritten(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    out, forward, calls = tmp_path / "run", armd.ArmdLM.forward, [0]
+
+    def broken(self: Any, *args: Any, **options: Any) -> Any:
+        result = forward(self, *args, **options)
+        calls[0] += self.training
+        if calls[0] == 9:  # the first half of the fifth step
+            result.loss = result.loss * value
+        return result
+
+    monkeypatch.setattr(armd.ArmdLM, "forward", broken)
+    with pytest.raises(ArmdError, match=r"step 4 on rank 0 .*armd inspect .* --step 4"):
+        train(tiny(data, out))
+    assert steps_in(out / "checkpoints") == [3]
+    assert [row[0] for row in losses(out)] == [1, 2, 3, 4]
+
+
+def test_a_folder_of_another_config_is_not_touched(data: Path, whole: Path) -> None:
+    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    for changes, name in (({"rho": 3}, "rho"), ({"seed": 5}, "seed"), ({"d_model": 32}, "d_model")):
+        with pytest.raises(ArmdError, match=f"another config: {name} is"):
+            train(tiny(data, whole, **changes))
+    assert before == {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+
+
+def test_another_dataset_is_refused(data: Path, whole: Path, tmp_path: Path) -> None:
+    other = tmp_path / "data"
+    shutil.copytree(data, other)
+    manifest = (other / "manifest.json").read_text()
+    from armd.data.dataset import open_dataset
+
+    digest = open_dataset(data).manifest["tokenizer"]["hash"]
+    (other / "manifest.json").write_text(manifest.replace(digest, "0" * len(digest)))
+    with pytest.raises(ArmdError, match="tokenizer"):
+        train(tiny(other, whole))
+
+
+def test_a_folder_that_is_no_run_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ArmdError, match="is no run"):
+        train(tiny(data, tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_the_export_loads(whole: Path) -> None:
+    model = armd.ArmdLM.from_pretrained(whole / "export")
+    logits = model(torch.arange(8)[None]).logits
+    assert logits.shape == (1, 8, model.config.vocab_size)
+
+
+def test_averaged_weights_survive_a_kill(data: Path, tmp_path: Path) -> None:
+    one, two = (tiny(data, tmp_path / name, ema=0.9) for name in ("one", "two"))
+    train(one)
+    train(replace(two, out=str(tmp_path / "two")))
+    shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-00000016")
+    train(two)
+    assert final_state(tmp_path / "one") == final_state(tmp_path / "two")
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
+    plain = tmp_path / "plain"
+    train(tiny(data, plain))
+    assert weights(plain) != weights(tmp_path / "one")
+    assert losses(plain) == losses(tmp_path / "one")
