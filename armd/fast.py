@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ FEW = 64
 
 class SkinnyLinear(nn.Module):
     """A linear layer without bias for a few float32 rows, its weights in float32 or int8."""
+
+    panels: Tensor
+    scale: Tensor | None
 
     def __init__(self, weight: Float[Tensor, "n m"], *, int8: bool) -> None:
         super().__init__()
@@ -72,8 +75,8 @@ class FastLM(ArmdLM):
 
 
 def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
-    """A copy of the model for decoding. It shares the embedding and the norms with the original, and
-    holds its own matrices. "plain" is the model itself, and so is "fp32" where it has no advantage:
+    """A copy of the model for decoding. It shares the embedding and the norms with the original
+    and holds its own matrices. "plain" is the model itself, and so is "fp32" where it has no advantage:
     on other devices, in other precisions, or without a C compiler."""
     if weights not in WEIGHTS:
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
@@ -98,7 +101,7 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
 
 
 @cache
-def product() -> "ctypes._NamedFuncPointer | None":
+def product() -> Any:
     """skinny.c, compiled once for this machine and kept in the user's cache; None without a
     compiler, or where what it made does not run."""
     source = Path(__file__).with_name("skinny.c")
@@ -115,7 +118,7 @@ def product() -> "ctypes._NamedFuncPointer | None":
 
 
 def _library(source: Path, compiler: str) -> Path | None:
-    """The compiled file: made under another name and then renamed, so that it is whole or absent."""
+    """The compiled file, made under another name and then renamed: whole or absent."""
     flags = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC"]
     machine = Path("/proc/cpuinfo").read_text().split("\n\n")[0] if platform.system() else ""
     features = [line for line in machine.splitlines() if line.startswith(("flags", "Features"))]

@@ -1,5 +1,7 @@
 """The parts of a layer: its weights, its masks, its positions, and the one attention call."""
 
+from typing import Literal
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -9,7 +11,7 @@ from .configuration_armd import ArmdConfig
 from .fused import RmsNorm, rotate, swiglu
 from .shapes import Bool, Float, Int, Tensor
 
-Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | None
+Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | Literal["all"] | None
 
 
 def mask_from_limit(limit: Int[Tensor, "b n"], keys: int) -> Mask:
@@ -37,7 +39,7 @@ def attention(
     query: Float[Tensor, "b n h e"],
     key: Float[Tensor, "b m h e"],
     value: Float[Tensor, "b m h e"],
-    mask: Mask | str = None,
+    mask: Mask = None,
 ) -> Float[Tensor, "b n h e"]:
     """The one attention call. mask None: row k sees keys 0..k; "all": it sees every key."""
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))

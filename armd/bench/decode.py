@@ -117,7 +117,7 @@ def _ours(model: Any, prompt: Any, length: int, streams: int, weights: str) -> S
     from ..generation import generate
 
     batch = len(prompt)
-    fast = pack(model, weights=weights, streams=streams, batch=batch)
+    fast = pack(model, weights)
     calls = streams + -(-length // streams) - 1
     numbers = sum(p.numel() for p in model.parameters())
     cache = 2 * model.config.n_layers * batch * (length / 2) * model.config.d_model * 4

@@ -1,6 +1,6 @@
 """What decoding is measured against: no cache, GPT-2's cache, and masked diffusion."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,7 +34,8 @@ def gpt2_side(config: ArmdConfig, batch: int, length: int, device: Any) -> Side:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     same = {"n_layer": config.n_layers, "n_embd": config.d_model, "n_head": config.n_heads}
-    theirs = GPT2Config(vocab_size=config.vocab_size, n_positions=length + 1, **same)
+    same |= {"vocab_size": config.vocab_size, "n_positions": length + 1}
+    theirs: Any = GPT2Config(**cast(Any, same))
     theirs.bos_token_id, theirs.eos_token_id = 0, None
     model: Any = GPT2LMHeadModel(theirs).to(device).eval()
     start = torch.zeros(batch, 1, dtype=torch.long, device=device)

@@ -101,7 +101,7 @@ def measure(
     vocabulary = models["AR"].config.vocab_size
     tokens = torch.randint(vocabulary, (batch, length), device=device)
 
-    def step(model: Any) -> Callable[[], None]:
+    def step(model: Any) -> Callable[[], object]:
         def run() -> None:
             model.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
