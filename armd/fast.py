@@ -76,8 +76,8 @@ class FastLM(ArmdLM):
 
 def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
     """A copy of the model for decoding. It shares the embedding and the norms with the original
-    and holds its own matrices. "plain" is the model itself, and so is "fp32" where it has no advantage:
-    on other devices, in other precisions, or without a C compiler."""
+    and holds its own matrices. "plain" is the model itself, and so is "fp32" where it has no
+    advantage: on other devices, in other precisions, or without a C compiler."""
     if weights not in WEIGHTS:
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
     able = model.device.type == "cpu" and model.dtype == torch.float32 and product() is not None

@@ -288,8 +288,8 @@ def look(order: Order, config: ArmdConfig, dtype: torch.dtype) -> Sight:
     limit = torch.searchsorted(context_block, order.block)
     reach = torch.searchsorted(context_block, context_block, right=True)
     among = torch.searchsorted(order.block, order.block, right=True)
-    strict, context, query = (mask_from_limit(m, n) for m in (limit, reach, among))
-    return Sight(context_turn, query_turn, limit, strict, context, query)
+    masks: list[Mask] = [mask_from_limit(m, n) for m in (limit, reach, among)]
+    return Sight(context_turn, query_turn, limit, *masks)
 
 
 # so that save_pretrained ships the code, and the folder loads where armd is not installed

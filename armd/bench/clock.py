@@ -32,11 +32,11 @@ def interleave(
     *,
     repeats: int,
     device: torch.device,
-    tick: Callable[[], object] = lambda: None,
+    warm: bool = False,
 ) -> dict[str, Times]:
-    """Run every side once to warm up, then all of them in turn, `repeats` times."""
+    """Run every side once to warm up, if they are not `warm`, then all in turn, `repeats` times."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(repeats + 1):
+    for turn in range(warm, repeats + 1):
         for name, run in sides.items():
             wait(device)
             start = time.perf_counter()
@@ -44,7 +44,6 @@ def interleave(
             wait(device)
             if turn:
                 seconds[name].append(time.perf_counter() - start)
-            tick()
     return {name: Times(tuple(values)) for name, values in seconds.items()}
 
 

@@ -136,7 +136,8 @@ def measure(
     from .clock import interleave, peak_memory
 
     memory = {name: peak_memory(side.run, device) for name, side in sides.items()}
-    times = interleave({n: s.run for n, s in sides.items()}, repeats=repeats, device=device)
+    runs = {name: side.run for name, side in sides.items()}
+    times = interleave(runs, repeats=repeats, device=device, warm=True)
     first = next(iter(sides))
     base, base_median = times[first].best, times[first].median
     rows = []
