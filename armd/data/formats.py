@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from ..errors import ArmdError
 
@@ -55,7 +55,7 @@ def unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
     """The bytes of a file, without its compression."""
     match path.suffix.lower():
         case ".gz":
-            return gzip.open(raw)
+            return cast(IO[bytes], gzip.open(raw))
         case ".xz":
             return lzma.open(raw)
         case ".zst":

@@ -242,7 +242,7 @@ def report(preparation: Preparation, dataset: Dataset, *, seconds: float) -> Non
         cut = f", {split['cut']:,} cut to {preparation.rows}" if split["cut"] else ""
         print(f"{name}: {split['documents']:,} documents{cut}, {split['scored']:,} tokens")
     if seconds:
-        print(f"{dataset.folder}: {seconds:.1f} s, {rate(tokens, seconds)}, {workers} workers")
+        print(f"{dataset.folder}: {seconds:.1f} s, {rate(tokens, seconds)}, workers: {workers}")
     if preparation.json is not None:
         keys = ("documents", "tokens", "scored", "bytes", "cut")
         figures = {name: {k: split[k] for k in keys} for name, split in splits.items()}

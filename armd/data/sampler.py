@@ -37,24 +37,27 @@ def mixed_array(numbers: np.ndarray) -> np.ndarray:
 def permuted(places: np.ndarray, count: int, *, seed: int, epoch: int) -> np.ndarray:
     """Where `places` (each below `count`) go in the shuffle of (seed, epoch): a bijection.
 
-    A Feistel network permutes the numbers below the next power of four; one that lands at or above
+    A Feistel network permutes the numbers below the next power of two; one that lands at or above
     `count` is sent through again until it does not, which keeps the map one to one."""
-    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    bits = max(2, (count - 1).bit_length())
     key = mixed(mixed(seed & MASK64) ^ (epoch & MASK64))
     keys = [np.uint64(mixed(key ^ turn)) for turn in range(ROUNDS)]
     result = places.astype(np.uint64)
     walking = np.ones(len(places), dtype=bool)
     while walking.any():
-        result[walking] = feistel(result[walking], half, keys)
+        result[walking] = feistel(result[walking], bits, keys)
         walking = result >= count
     return result.astype(np.int64)
 
 
-def feistel(numbers: np.ndarray, half: int, keys: list[np.uint64]) -> np.ndarray:
-    shift, low = np.uint64(half), np.uint64((1 << half) - 1)
+def feistel(numbers: np.ndarray, bits: int, keys: list[np.uint64]) -> np.ndarray:
+    """A permutation of the numbers of `bits` bits: each half in turn is changed by the other."""
+    shift = np.uint64(bits // 2)
+    low, high = np.uint64((1 << bits // 2) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
     left, right = numbers >> shift, numbers & low
-    for key in keys:
-        left, right = right, left ^ (mixed_array(right + key) & low)
+    for first, second in zip(keys[::2], keys[1::2], strict=True):
+        left = left ^ (mixed_array(right + first) & high)
+        right = right ^ (mixed_array(left + second) & low)
     return (left << shift) | right
 
 
