@@ -37,7 +37,7 @@ class _SwiGlu(torch.autograd.Function):
 
 def swiglu(gate_up: Float[Tensor, "*b f2"]) -> Float[Tensor, "*b f"]:
     """silu(gate) * up, the two halves side by side."""
-    if gate_up.device.type == "cpu":
+    if gate_up.device.type == "cpu" and torch.is_grad_enabled():
         return _SwiGlu.apply(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
@@ -65,7 +65,7 @@ class RmsNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight."""
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        if x.device.type == "cpu" and x.dtype == self.weight.dtype:
+        if x.device.type == "cpu" and x.dtype == self.weight.dtype and torch.is_grad_enabled():
             return _RmsNorm.apply(x, self.weight, self.eps)
         return super().forward(x)
 
