@@ -187,8 +187,8 @@ def _outline(axes: Axes, first: int, size: int, colour: Any) -> None:
 def _label(axes: Axes, x: float, y: float, text: str, n: int, *, bold: bool = False) -> None:
     size = 11 if n <= 12 else 9 if n <= 20 else 7 if n <= 32 else 5
     weight = "bold" if bold else "normal"
-    style = {"fontsize": size, "fontweight": weight, "color": INK}
-    axes.text(x + 0.5, y + 0.5, text, style, ha="center", va="center")
+    style: dict[str, Any] = {"fontsize": size, "fontweight": weight, "color": INK}
+    axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", **style)
 
 
 def _colour(block: int, blocks: int) -> Any:
@@ -205,9 +205,9 @@ def _every(n: int) -> int:
 def _ticks(axes: Axes, columns: int, rows: int) -> None:
     every, down = _every(columns), _every(rows)
     axes.set_xticks(
-        [c + 0.5 for c in range(0, columns, every)], [str(c) for c in range(0, columns, every)]
+        [c + 0.5 for c in range(0, columns, every)], [*map(str, range(0, columns, every))]
     )
-    axes.set_yticks([r + 0.5 for r in range(0, rows, down)], [str(r) for r in range(0, rows, down)])
+    axes.set_yticks([r + 0.5 for r in range(0, rows, down)], [*map(str, range(0, rows, down))])
 
 
 def _frame(axes: Axes, width: float, height: float, title: str) -> None:
