@@ -174,7 +174,7 @@ def uniforms(batch: int, n: int, generator: Generators = None) -> Float[Tensor, 
     return torch.stack([torch.rand(n, dtype=torch.float64, generator=g) for g in generator])
 
 
-def _pad(rows: Tensor, value: float) -> Tensor:
+def _pad(rows: Tensor, value: int | float | bool) -> Tensor:
     """One more column, for padding to point at."""
     return torch.cat([rows, torch.full_like(rows[:, :1], value)], 1)
 
