@@ -11,8 +11,10 @@ from .errors import ArmdError
 # verb -> (module, function, what it does); a verb of two words is matched before its first word.
 VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
+    "generate": ("armd.writing", "generate", "write text: continue prompts, fill blanks"),
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
     "bench train": (
         "armd.bench.train",
         "bench_train",

@@ -62,7 +62,9 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise ArmdError(f"no device '{name}' here; use cpu, or cuda:N on a machine with it") from None
+        raise ArmdError(
+            f"no device '{name}' here; use cpu, or cuda:N on a machine with it"
+        ) from None
     return device
 
 
