@@ -122,11 +122,10 @@ def from_prompts(
     order: Order | None = None,
 ) -> Canvas:
     """Prompts, of one or of many lengths, each to be continued up to `length` tokens."""
-    rows = (
-        [torch.as_tensor(row).long().flatten().cpu() for row in prompt]
-        if prompt is not None
-        else []
-    )
+    rows = [torch.as_tensor(row) for row in prompt] if prompt is not None else []
+    if any(row.dim() != 1 or (len(row) and row.is_floating_point()) for row in rows):
+        raise ArmdError("a prompt is (batch, k) token ids, one row a text; write [ids] for one")
+    rows = [row.long().cpu() for row in rows]
     rows = rows or [torch.empty(0, dtype=torch.long)]
     longest = max(map(len, rows))
     if length < 1 or longest >= length:

@@ -27,7 +27,7 @@ MATCHED = 16  # texts over which --match-entropy takes its mean
 
 @dataclass(frozen=True)
 class Writing:
-    """Write text: continue prompts, or fill the blanks of a template."""
+    """What to write, and how."""
 
     model: tyro.conf.Positional[str]
     """A training run, or a folder of save_pretrained with its tokenizer."""
@@ -94,7 +94,7 @@ class Written:
 
 
 def generate(job: Writing) -> dict[str, Any]:
-    """Do what the job says; returns its figures."""
+    """Write text: continue prompts, or fill the blanks of a template."""
     from .sampling import Sampling
     from .sharing import joined
 
@@ -253,7 +253,7 @@ def write_all(
     from .records import Records
     from .showing import bar
 
-    settings = told(job, model, sampling)
+    settings = told(job, model, sampling, max(len(request.tokens) for request in requests))
     write_some = partial(write, job, model, tokenizer, sampling)
     mine, start = ranks.share(requests), time.perf_counter()
     calls, tokens, busy = 0, 0, 0.0
@@ -284,11 +284,11 @@ def write_all(
     }
 
 
-def told(job: Writing, model: ArmdLM, sampling: Sampling) -> dict[str, Any]:
+def told(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[str, Any]:
     """The settings that made a sample, to be kept beside it."""
     return {
         "model": job.model,
-        "length": job.length,
+        "length": length,
         "streams": job.streams,
         "order": job.order,
         **asdict(sampling),
