@@ -95,12 +95,10 @@ class Written:
 
 def generate(job: Writing) -> dict[str, Any]:
     """Write text: continue prompts, or fill the blanks of a template."""
-    from .sampling import Sampling
     from .sharing import joined
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    sampling = Sampling(**{name: getattr(job, name) for name in names})
     check(job)
+    sampling = sampling_of(job)
     model, tokenizer = opened(job)
     requests = requested(job, model, tokenizer)
     # bad orders and stream numbers are found before anything is written
@@ -113,6 +111,18 @@ def generate(job: Writing) -> dict[str, Any]:
     if ranks.first:
         report(job, figures)
     return figures
+
+
+def sampling_of(job: Writing) -> Sampling:
+    from .sampling import Sampling
+
+    return Sampling(
+        temperature=job.temperature,
+        top_k=job.top_k,
+        top_p=job.top_p,
+        min_p=job.min_p,
+        repetition_penalty=job.repetition_penalty,
+    )
 
 
 def check(job: Writing) -> None:
