@@ -157,15 +157,16 @@ def from_blanks(
             "(batch, n) and known (batch, n) or (n,)"
         )
     known = known.expand(tokens.shape)
+    tokens = tokens.masked_fill(~known, 0)  # a row that ends early enters what stands in its blanks
     if bool(known.all()):
         raise ArmdError("nothing is blank; set known to False where tokens are to be generated")
     if order is None:
         order = orders.infill(known, streams)
     elif streams != 1:
         raise ArmdError("an order says its own blocks; give either order or streams")
+    if len(order) != tokens.shape[1]:
+        raise ArmdError(f"the order is for {len(order)} tokens, the canvas has {tokens.shape[1]}")
     rows = order.to("cpu").rows(len(tokens))
     position, block = (t.expand(tokens.shape).contiguous() for t in (rows.position, rows.block))
     order = rows._like(position, block)
-    if len(order) != tokens.shape[1]:
-        raise ArmdError(f"the order is for {len(order)} tokens, the canvas has {tokens.shape[1]}")
     return Canvas(tokens, known, order)

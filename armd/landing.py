@@ -82,10 +82,10 @@ def draw_landing(text: Written, calls: int, decode: Any) -> Any:
     axes = figure.subplots()
     for row in range(calls + 1):
         for j, step in enumerate(text.steps):
-            given, there = step is None, step is not None and step < row
-            colour = GIVEN if given else _colour(step, calls) if there else MASKED
+            late = step is not None and step >= row
+            colour = MASKED if late else GIVEN if step is None else _colour(step, calls)
             _cell(axes, j, row, colour)
-            if (given and row == 0) or step == row - 1 or (row == calls):
+            if (step is None and row == 0) or step == row - 1 or row == calls:
                 _word(axes, j, row, words[j])
     _frame(axes, n, calls + 1, f"{n} tokens, {calls} model calls: each colour is one call")
     axes.set_xlabel("position in the text")

@@ -109,9 +109,9 @@ def test_draws_follow_the_filtered_distribution() -> None:
 def test_greedy_takes_the_most_probable_and_the_penalty_can_change_it() -> None:
     logits = torch.tensor([[[2.0, 1.5, -1.0]]])
     uniform = torch.full((1, 1), 0.999, dtype=torch.float64)
-    assert int(draw(logits, uniform, Sampling(temperature=0))[0]) == 0
+    assert int(draw(logits, uniform, Sampling(temperature=0.0))[0]) == 0
     seen = torch.tensor([[True, False, True]])
-    sharp = Sampling(temperature=0, repetition_penalty=2.0)
+    sharp = Sampling(temperature=0.0, repetition_penalty=2.0)
     assert int(draw(logits, uniform, sharp, seen)[0]) == 1
 
 
