@@ -122,11 +122,10 @@ def from_prompts(
     order: Order | None = None,
 ) -> Canvas:
     """Prompts, of one or of many lengths, each to be continued up to `length` tokens."""
-    rows = (
-        [torch.as_tensor(row).long().flatten().cpu() for row in prompt]
-        if prompt is not None
-        else []
-    )
+    rows = [torch.as_tensor(row) for row in prompt] if prompt is not None else []
+    if any(row.dim() != 1 or (len(row) and row.is_floating_point()) for row in rows):
+        raise ArmdError("a prompt is (batch, k) token ids, one row a text; write [ids] for one")
+    rows = [row.long().cpu() for row in rows]
     rows = rows or [torch.empty(0, dtype=torch.long)]
     longest = max(map(len, rows))
     if length < 1 or longest >= length:
@@ -158,15 +157,16 @@ def from_blanks(
             "(batch, n) and known (batch, n) or (n,)"
         )
     known = known.expand(tokens.shape)
+    tokens = tokens.masked_fill(~known, 0)  # a row that ends early enters what stands in its blanks
     if bool(known.all()):
         raise ArmdError("nothing is blank; set known to False where tokens are to be generated")
     if order is None:
         order = orders.infill(known, streams)
     elif streams != 1:
         raise ArmdError("an order says its own blocks; give either order or streams")
+    if len(order) != tokens.shape[1]:
+        raise ArmdError(f"the order is for {len(order)} tokens, the canvas has {tokens.shape[1]}")
     rows = order.to("cpu").rows(len(tokens))
     position, block = (t.expand(tokens.shape).contiguous() for t in (rows.position, rows.block))
     order = rows._like(position, block)
-    if len(order) != tokens.shape[1]:
-        raise ArmdError(f"the order is for {len(order)} tokens, the canvas has {tokens.shape[1]}")
     return Canvas(tokens, known, order)

@@ -20,6 +20,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
     "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
+    "generate": ("armd.writing", "generate", "write text: continue prompts, fill blanks"),
+    "demo": ("armd.demo", "demo", "train a small model and show what it does"),
+    "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
     "bench train": (
         "armd.bench.train",
         "bench_train",

@@ -47,12 +47,14 @@ def stream(
     """Draw block after block and yield each as it is drawn. Either `length` (and prompts), or
     `tokens` and `known`. `streams` strided runs, or any `order`. With `eos`, a row ends when an EOS
     is drawn and everything before it is there. `sampling` are the fields of Sampling."""
-    if tokens is not None and known is not None:
-        canvas = from_blanks(tokens, known, streams=streams, order=order)
-    elif length is not None:
-        canvas = from_prompts(prompt, length=length, streams=streams, order=order)
-    else:
+    if (tokens is None) != (known is None) or (tokens is None) == (length is None):
         raise ArmdError("say what to fill: length (and a prompt), or tokens and known")
+    if tokens is not None and known is not None:
+        if prompt is not None:
+            raise ArmdError("tokens hold what is given; leave out the prompt")
+        canvas = from_blanks(tokens, known, streams=streams, order=order)
+    else:
+        canvas = from_prompts(prompt, length=length or 0, streams=streams, order=order)
     yield from fill(model, canvas, sampling=Sampling(**sampling), generator=generator, eos=eos)
 
 
@@ -174,7 +176,7 @@ def uniforms(batch: int, n: int, generator: Generators = None) -> Float[Tensor, 
     return torch.stack([torch.rand(n, dtype=torch.float64, generator=g) for g in generator])
 
 
-def _pad(rows: Tensor, value: float) -> Tensor:
+def _pad(rows: Tensor, value: int | float | bool) -> Tensor:
     """One more column, for padding to point at."""
     return torch.cat([rows, torch.full_like(rows[:, :1], value)], 1)
 

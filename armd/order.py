@@ -156,7 +156,14 @@ def shuffled(n: int, rho: int, *, generator: torch.Generator | None = None) -> O
 def strided(n: int, streams: int) -> Order:
     """`streams` runs of the text written side by side: their first tokens one by one, then one
     token of each run in every block. Where n does not divide, the first runs are one longer."""
-    return Order(*_strides(torch.arange(_length(n)), streams))
+    if not 1 <= streams <= _length(n):
+        raise ArmdError(f"streams {streams} must be between 1 and the {n} tokens to generate")
+    sizes = [n // streams + (run < n % streams) for run in range(streams)]
+    run = torch.arange(streams).repeat_interleave(torch.tensor(sizes))
+    depth = torch.cat([torch.arange(size) for size in sizes])
+    # heads (depth 0) are blocks 0..S-1, one by one; depth j > 0 is block S-1+j
+    block, position = torch.where(depth == 0, run, streams - 1 + depth).sort(stable=True)
+    return Order(position, block)
 
 
 def masking(
@@ -195,13 +202,17 @@ def infill(known: Bool[Tensor, "*batch n"], streams: int = 1) -> Order:
         )
     if known.dim() == 2:
         return stack([infill(row, streams) for row in known])
+    blanks = int((~known).sum())
+    return completing(known, strided(blanks, streams)) if blanks else left_to_right(len(known))
+
+
+def completing(known: Bool[Tensor, "n"], blanks: Order) -> Order:
+    """What is known first, left to right, then the blanks in an order of their own."""
     given, blank = known.nonzero().flatten(), (~known).nonzero().flatten()
-    if not len(blank):
-        return left_to_right(len(known))
-    position, block = _strides(blank, streams)
-    return Order(
-        torch.cat([given, position]), torch.cat([torch.arange(len(given)), len(given) + block])
-    )
+    if blanks.batch is not None or len(blanks) != len(blank):
+        raise ArmdError(f"give one order of the {len(blank)} blanks, not {blanks!r}")
+    block = torch.cat([torch.arange(len(given)), len(given) + blanks.block])
+    return Order(torch.cat([given, blank[blanks.position]]), block)
 
 
 def _length(n: int) -> int:
@@ -212,16 +223,3 @@ def _length(n: int) -> int:
 
 def _one_by_one(position: Tensor) -> Order:
     return Order(position, torch.arange(len(position)))
-
-
-def _strides(places: Int[Tensor, "n"], streams: int) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-    """`places` cut into `streams` runs and interleaved, and the block of each."""
-    n = len(places)
-    if not 1 <= streams <= n:
-        raise ArmdError(f"streams {streams} must be between 1 and the {n} tokens to generate")
-    sizes = [n // streams + (run < n % streams) for run in range(streams)]
-    run = torch.arange(streams).repeat_interleave(torch.tensor(sizes))
-    depth = torch.cat([torch.arange(size) for size in sizes])
-    # heads (depth 0) are blocks 0..S-1, one by one; depth j > 0 is block S-1+j
-    block, index = torch.where(depth == 0, run, streams - 1 + depth).sort(stable=True)
-    return places[index], block

@@ -1,0 +1,86 @@
+"""Saved models: which folder does a path name, and what is in it?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import ArmdError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .data.tokenizer import TextTokenizer
+    from .modeling_armd import ArmdLM
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
+
+
+def model_folder(path: Path | str) -> Path:
+    """The save_pretrained folder that a path names: itself, or the export of a training run."""
+    path = Path(path)
+    if not path.exists():
+        raise ArmdError(f"no folder {path}; give a training run or a folder of save_pretrained")
+    for folder in (path / "export", path):
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            return folder
+    raise ArmdError(
+        f"no model in {path}: expected config.json and model.safetensors, there or in export/"
+    )
+
+
+def load_model(path: Path | str, *, device: str = "cpu") -> ArmdLM:
+    """The model of a training run or of a save_pretrained folder, ready to be asked."""
+    from transformers.utils import logging
+
+    from .modeling_armd import ArmdLM
+
+    folder = model_folder(path)
+    try:
+        kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
+    except (ValueError, KeyError, TypeError):
+        raise ArmdError(
+            f"{folder / 'config.json'} is damaged or names no model_type; copy or export it again"
+        ) from None
+    if kind != "armd":
+        raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; name an armd folder")
+    where, shown = find_device(device), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return ArmdLM.from_pretrained(folder).eval().to(where)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, if it is here."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ArmdError(
+            f"no device '{name}' here; use cpu, or cuda:N on a machine with it"
+        ) from None
+    return device
+
+
+def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTokenizer:
+    """The tokenizer saved beside the model; with `vocab_size`, the model's, it must fit."""
+    from .data.tokenizer import find_tokenizer
+
+    folder = model_folder(path)
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise ArmdError(
+            f"no tokenizer in {folder}; copy the files of the one it was trained with there"
+        )
+    found = find_tokenizer(str(folder), (), rows=False)
+    if vocab_size is not None and found.vocab_size > vocab_size:
+        raise ArmdError(
+            f"the tokenizer in {folder} writes {found.vocab_size} tokens, but the model knows "
+            f"{vocab_size}; put the model's own tokenizer there"
+        )
+    return found

@@ -1,0 +1,272 @@
+"""`armd generate` from end to end: a saved model, prompts, templates, samples on disk, mistakes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from small import case_of
+
+from armd import cli
+from armd.data.tokenizer import byte_tokenizer, with_ends
+from armd.entropy import match_temperature, search_temperature, unigram_entropy
+from armd.errors import ArmdError
+from armd.pretrained import load_model, load_tokenizer
+from armd.showing import pieces
+from armd.template import fill_in
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def save_tokenizer(folder: Path) -> None:
+    with_ends(byte_tokenizer(), rows=False).save(folder / "aside")
+    for file in (folder / "aside").iterdir():
+        file.rename(folder / file.name)
+    (folder / "aside").rmdir()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder, its export with a byte tokenizer; EOS is 256."""
+    run = tmp_path_factory.mktemp("run")
+    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(run / "export")
+    save_tokenizer(run / "export")
+    return run
+
+
+def run(*words: object) -> list[dict]:
+    """Run the command; the samples of --out, if asked for."""
+    cli.run(["generate", *map(str, words)])
+    if "--out" not in words:
+        return []
+    file = Path(str(words[words.index("--out") + 1]))
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def same(some: list[dict], others: list[dict]) -> bool:
+    """The same samples; log-probabilities up to what another batch rounds otherwise."""
+    for one, other in zip(some, others, strict=True):
+        pairs = zip(one.pop("logp"), other.pop("logp"), strict=True)
+        if not all(p is q or abs(p - q) < 1e-4 for p, q in pairs):
+            return False
+    return some == others
+
+
+def test_samples_do_not_depend_on_the_batch(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Hello\nA longer prompt\n\nx\n", "utf-8")
+    words = (folder, "--prompts", tmp_path / "prompts.txt", "--length", 30, "--count", 2)
+    words += ("--streams", 3, "--out", tmp_path / "out.jsonl")
+    records, *others = [run(*words, "--batch", batch) for batch in (6, 4, 1)]
+    assert all(len(record["logp"]) == len(record["ids"]) for record in records)
+    assert same(deepcopy(records), others[0]) and same(deepcopy(records), others[1])
+    prompts = ["Hello", "Hello", "A longer prompt", "A longer prompt", "x", "x"]
+    assert [record["prompt"] for record in records] == prompts
+    assert [record["index"] for record in records] == list(range(6))
+    assert len({record["text"] for record in records}) == 6
+    for record in records:
+        given = len(record["prompt"])
+        assert record["ids"][:given] == list(record["prompt"].encode())
+        assert len(record["ids"]) == len(record["steps"])
+        assert [step is None for step in record["steps"]].count(True) == given
+        assert record["settings"]["streams"] == 3 and record["settings"]["length"] == 30
+        assert record["text"].startswith(record["prompt"])
+
+
+def test_figures_and_the_last_line(folder: Path, tmp_path: Path, capsys) -> None:
+    run(folder, "--length", 40, "--streams", 4, "--no-stop", "--json", tmp_path / "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["model_calls"], figures["tokens"], figures["texts"]) == (13, 40, 1)
+    assert capsys.readouterr().err.startswith("13 model calls, 40 tokens, ")
+
+
+@pytest.mark.parametrize("order", ["left-to-right", "random", "masking:4"])
+def test_templates_keep_their_words(folder: Path, tmp_path: Path, order: str) -> None:
+    words = (folder, "--template", "The ____ jumped over __.", "--order", order, "--count", 3)
+    fixed = run(*words, "--blank-lengths", "4,6", "--out", tmp_path / "fixed.jsonl")
+    for record in fixed:
+        steps = [step is None for step in record["steps"]]
+        known = [True] * 3 + [False] * 4 + [True] * 12 + [False] * 6 + [True]
+        assert steps == known
+        given = bytes(i for i, g in zip(record["ids"], known, strict=True) if g)
+        assert given == b"The jumped over."
+    drawn = run(*words, "--out", tmp_path / "drawn.jsonl")
+    again = run(*words, "--out", tmp_path / "again.jsonl", "--batch", 1)
+    assert same(drawn, again)
+    assert len({len(record["ids"]) for record in drawn}) > 1
+
+
+def test_json_prompts_and_stopping(folder: Path, tmp_path: Path) -> None:
+    """The EOS that ends a text is among its ids, not in its text; behind it there is nothing."""
+    lines = [json.dumps({"prompt": "a\nb"}), json.dumps({"text": "ü"})]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
+    words = (folder, "--prompts", tmp_path / "prompts.jsonl", "--length", 64, "--count", 40)
+    words += ("--out", tmp_path / "out.jsonl", "--temperature", 1.5)
+    stopped, free = run(*words), run(*words, "--no-stop")
+    assert [record["prompt"] for record in free][::40] == ["a\nb", "ü"]
+    ended = 0
+    for short, long in zip(stopped, free, strict=True):
+        end = long["ids"].index(256) + 1 if 256 in long["ids"] else 64
+        ended += end < 64
+        assert short["ids"] == long["ids"][:end]
+        assert "<|endoftext|>" not in short["text"]
+    assert ended
+
+
+def test_without_a_terminal_show_prints_plain_text(folder: Path, capsys) -> None:
+    run(folder, "--prompt", "Hi", "--length", 10, "--show")
+    out = capsys.readouterr().out
+    assert out.startswith("Hi") and "\x1b" not in out
+
+
+def test_match_entropy_finds_its_temperature(folder: Path, tmp_path: Path) -> None:
+    words = (folder, "--length", 48, "--count", 16, "--match-entropy", 4.5, "--no-stop")
+    run(*words, "--batch", 16, "--json", tmp_path / "figures.json", "--out", tmp_path / "o.jsonl")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert abs(figures["entropy_bits"] - 4.5) <= 0.02
+    assert figures["settings"]["temperature"] < 1
+
+
+def test_entropy_in_bits_and_its_reach(folder: Path) -> None:
+    tokens = torch.tensor([[1, 1, 1, 1], [1, 2, 1, 2], [0, 1, 2, 3]])
+    assert unigram_entropy(tokens).tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(ArmdError, match=r"out of reach.* to 5\.[0-9]+;"):
+        match_temperature(load_model(folder), 9.0, length=32, count=2)
+    rows = {True: [[1, 1, 1, 1]], False: [[1, 2, 3, 4]]}
+    with pytest.raises(ArmdError, match="no temperature gives"):
+        search_temperature(lambda temperature: rows[temperature < 1], 1.0)
+
+
+def test_blanks_take_the_space_before_them() -> None:
+    tokens, known = fill_in("A ____, b  __", lambda text: list(text.encode()), lengths=[2])
+    assert bytes(t for t, k in zip(tokens, known, strict=True) if k) == b"A, b"
+    assert known == [True, False, False, True, True, True, False, False]
+
+
+def test_pieces_make_up_the_text() -> None:
+    backend = byte_tokenizer().backend
+    ids = list("aü€b".encode())
+    found = pieces(ids, lambda some: backend.decode(some, skip_special_tokens=False))
+    assert found == ["a", "", "ü", "", "", "€", "b"]
+    assert pieces([97, None, 98], backend.decode) == ["a", "·", "b"]
+
+
+BAD = [
+    (["--length", 3, "--prompt", "long prompt"], "raise --length or cut the prompt"),
+    (["--prompt", "x" * 70], "the model takes 64"),
+    (["--length", 65], "passes the model's 64"),
+    (["--streams", 0], "streams 0"),
+    (["--streams", 60, "--length", 40], "streams 60"),
+    (["--template", "no blanks"], "two or more underscores"),
+    (["--template", "a __", "--blank-lengths", "1,2"], "do not fit 1 blanks"),
+    (["--template", "a __", "--blank-lengths", "x"], "such as 4 or 3,5"),
+    (["--template", "a __", "--blank-lengths", "99"], "the model takes 64"),
+    (["--template", "a __", "--prompt", "b"], "one of --prompt"),
+    (["--template", "a __", "--length", 9], "has its own length"),
+    (["--blank-lengths", "3"], "give one"),
+    (["--temperature", 0, "--top-p", 0.9], "raise the temperature"),
+    (["--temperature", -1], "temperature -1"),
+    (["--order", "sideways"], "left-to-right, random or masking:T"),
+    (["--order", "random", "--streams", 2], "leave out --streams"),
+    (["--order", "masking:0"], "at least 1 step"),
+    (["--prompts", "missing.txt"], "name a file of prompts"),
+    (["--prompts", "prompts.csv"], "must be .txt"),
+    (["--count", 0], "--count 0"),
+    (["--device", "nowhere"], "no device 'nowhere'"),
+    (["--match-entropy", 20, "--length", 16], "out of reach"),
+    (["--out", "/proc/none/x.jsonl"], "name another file"),
+    (["--weights", "int8"], "int8"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=lambda value: str(value)[:30])
+def test_a_mistake_is_one_line(folder: Path, capsys, words: list, said: str, monkeypatch) -> None:
+    if "int8" in words:
+        monkeypatch.setitem(sys.modules, "armd.fast", None)
+    monkeypatch.setattr(sys, "argv", ["armd", "generate", str(folder), *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.startswith("armd: ") and err.count("\n") == 1
+    assert said in err
+
+
+def test_prompt_files_that_are_no_text(folder: Path, tmp_path: Path) -> None:
+    for name, content, said in (
+        ("latin.txt", "café".encode("latin-1"), "no UTF-8"),
+        ("empty.txt", b"\n\n", "no prompts"),
+        ("bad.jsonl", b'{"prompt": "x"}\nnot json\n', "line 2"),
+        ("other.jsonl", b'{"words": "x"}\n', "line 1"),
+        ("list.jsonl", b"[1]\n", "line 1"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ArmdError, match=said):
+            run(folder, "--prompts", tmp_path / name)
+
+
+def test_folders_that_hold_no_model_of_ours(folder: Path, tmp_path: Path) -> None:
+    for kind in ("empty", "foreign", "damaged", "wordless", "larger"):
+        (tmp_path / kind).mkdir()
+    with pytest.raises(ArmdError, match="no folder"):
+        load_model(tmp_path / "missing")
+    with pytest.raises(ArmdError, match="no model in"):
+        load_model(tmp_path / "empty")
+    for kind in ("foreign", "damaged", "wordless", "larger"):
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / kind / name).write_bytes((folder / "export" / name).read_bytes())
+    config = json.loads((folder / "export" / "config.json").read_text())
+    (tmp_path / "foreign" / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    with pytest.raises(ArmdError, match="'gpt2', not of armd"):
+        load_model(tmp_path / "foreign")
+    whole = (folder / "export" / "model.safetensors").read_bytes()
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArmdError, match="damaged"):
+        load_model(tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    with pytest.raises(ArmdError, match="damaged"):
+        load_model(tmp_path / "damaged")
+    with pytest.raises(ArmdError, match="no tokenizer"):
+        load_tokenizer(tmp_path / "wordless")
+    save_tokenizer(tmp_path / "larger")
+    with pytest.raises(ArmdError, match="writes 257 tokens, but the model knows 200"):
+        load_tokenizer(tmp_path / "larger", vocab_size=200)
+    assert load_model(folder).config.vocab_size == load_tokenizer(folder).vocab_size == 257
+
+
+def start(*words: object, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*launcher, "-m", "armd.cli", "generate", *map(str, words)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_interrupt_keeps_what_was_written(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = (folder, "--count", 100_000, "--length", 60, "--batch", 1, "--no-stop", "--out", out)
+    process = start(*words)
+    while process.poll() is None and (not out.exists() or out.read_text().count("\n") < 3):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["index"] for record in records] == list(range(len(records)))
+    assert f"kept {len(records)} samples in" in err
+    again = run(*words[:2], 3, *words[3:-1], tmp_path / "again.jsonl")
+    assert same(records[:3], again)
+
+
+def test_processes_share_the_prompts(folder: Path, tmp_path: Path) -> None:
+    words = (folder, "--count", 5, "--length", 20, "--batch", 2, "--out")
+    alone = run(*words, tmp_path / "alone.jsonl")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    launcher += ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    process = start(*words, tmp_path / "shared.jsonl", launcher=launcher)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    lines = (tmp_path / "shared.jsonl").read_text("utf-8").splitlines()
+    assert same([json.loads(line) for line in lines], alone)
+    assert {path.name for path in tmp_path.iterdir()} == {"alone.jsonl", "shared.jsonl"}
