@@ -10,6 +10,7 @@ from .errors import ArmdError
 
 # verb -> (module, function, what it does); a verb of two words is matched before its first word.
 VERBS: dict[str, tuple[str, str, str]] = {
+    "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
     "bench train": (

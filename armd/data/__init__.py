@@ -1,0 +1,1 @@
+"""How text becomes batches: sources and formats -> tokens -> shards -> windows -> batches."""

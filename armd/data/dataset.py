@@ -1,0 +1,176 @@
+"""A prepared dataset: what its manifest says, and windows of tokens mapped from its shards."""
+
+import hashlib
+import json
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset folder. Open it with `open_dataset`."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest["tokenizer"]["vocab_size"]
+
+    @property
+    def eos(self) -> int:
+        return self.manifest["tokenizer"]["eos"]
+
+    @property
+    def pad(self) -> int | None:
+        """The token that fills rows, never scored; None where documents are packed."""
+        return self.manifest["tokenizer"]["pad"]
+
+    @property
+    def rows(self) -> int | None:
+        """Tokens a row, if each document is a row."""
+        return self.manifest["rows"]
+
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
+        from transformers import PreTrainedTokenizerFast
+
+        loaded = PreTrainedTokenizerFast.from_pretrained(str(self.folder / "tokenizer"))
+        self.check_tokenizer(loaded)
+        return loaded
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Raise unless `tokenizer` (of transformers or tokenizers) is the dataset's own."""
+        from .tokenizer import tokenizer_hash
+
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if tokenizer_hash(backend) != self.manifest["tokenizer"]["hash"]:
+            name = self.manifest["tokenizer"]["name"]
+            raise ArmdError(
+                f"this tokenizer is not the one of {self.folder} ({name}); "
+                f"use {self.folder / 'tokenizer'} or prepare the text again"
+            )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise if a model of `vocab_size` has no entry for some of the tokens."""
+        if vocab_size < self.vocab_size:
+            raise ArmdError(
+                f"vocabulary of {vocab_size} is too small for {self.folder}: "
+                f"its tokenizer needs vocab_size {self.vocab_size}"
+            )
+
+    def split(self, name: str) -> "Split":
+        splits = self.manifest["splits"]
+        if name not in splits:
+            raise ArmdError(f"{self.folder} has no split '{name}', only {', '.join(splits)}")
+        return Split(self, name)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The tokens of one split, as if in one array."""
+
+    dataset: Dataset
+    name: str
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        return self.dataset.manifest["splits"][self.name]["shards"]
+
+    @property
+    def n_tokens(self) -> int:
+        """Stored tokens, pads included."""
+        return self.dataset.manifest["splits"][self.name]["tokens"]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each shard starts, and where the last one ends."""
+        return list(accumulate((shard["tokens"] for shard in self.shards), initial=0))
+
+    @cached_property
+    def maps(self) -> list[np.ndarray]:
+        dtype = np.dtype(self.dataset.manifest["dtype"]).newbyteorder("<")
+        folder = self.dataset.folder
+        return [np.memmap(folder / shard["file"], dtype, mode="r") for shard in self.shards]
+
+    def windows(self, length: int) -> int:
+        """Full windows of `length`; the rows, if each document is a row."""
+        rows = self.dataset.rows
+        if length < 1 or (rows is not None and length != rows):
+            raise ArmdError(f"{self.dataset.folder} has rows of {rows} tokens, not {length}")
+        return self.n_tokens // length
+
+    def window(self, length: int, index: int, offset: int = 0) -> np.ndarray:
+        """Window `index` of those that start at `offset`; the stream wraps around at its end."""
+        windows = self.windows(length)
+        if not 0 <= index < windows:
+            raise IndexError(f"window {index} of {windows}")
+        return self.gather(length, np.array([index * length + offset]))[0]
+
+    def gather(self, length: int, begins: np.ndarray) -> np.ndarray:
+        """(len(begins), length) tokens as int64, each row from its own place of the stream."""
+        out = np.empty((len(begins), length), dtype=np.int64)
+        for row, begin in zip(out, (begins % max(self.n_tokens, 1)).tolist(), strict=True):
+            self.read_into(row, begin)
+        return out
+
+    def read_into(self, row: np.ndarray, begin: int) -> None:
+        filled = 0
+        while filled < len(row):
+            shard = bisect_right(self.starts, begin) - 1
+            inside = begin - self.starts[shard]
+            part = self.maps[shard][inside : inside + len(row) - filled]
+            row[filled : filled + len(part)] = part
+            filled += len(part)
+            begin = (begin + len(part)) % self.n_tokens
+
+    def tail(self, length: int) -> np.ndarray:
+        """The tokens after the last full window: fewer than `length`, maybe none."""
+        begin = self.windows(length) * length
+        return self.gather(self.n_tokens - begin, np.array([begin]))[0]
+
+
+def open_dataset(folder: Path | str, *, verify: bool = False) -> Dataset:
+    """The dataset in `folder`; `verify` reads every shard to compare its checksum."""
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise ArmdError(
+            f"no dataset in {folder}; make one: armd prepare ... --out {folder}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ArmdError(f"cannot read {folder / MANIFEST}: {error}") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise ArmdError(f"{folder} has format {found}, this armd reads {FORMAT}; prepare it again")
+    width = np.dtype(manifest["dtype"]).itemsize
+    for split in manifest["splits"].values():
+        for shard in split["shards"]:
+            check_shard(folder / shard["file"], shard, width, verify=verify)
+    return Dataset(folder, manifest)
+
+
+def check_shard(path: Path, shard: dict[str, Any], width: int, *, verify: bool) -> None:
+    size = path.stat().st_size if path.is_file() else None
+    if size != shard["tokens"] * width:
+        what = "is missing" if size is None else f"has {size} bytes, not {shard['tokens'] * width}"
+        raise ArmdError(f"{path} {what}; remove {path.parent} and prepare it again")
+    if verify:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != shard["sha256"]:
+            raise ArmdError(f"{path} is damaged (checksum); remove {path.parent}, prepare again")

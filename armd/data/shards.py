@@ -1,0 +1,108 @@
+"""Token files: written in order, cut into shards, with checksums; and a folder that appears
+under its name only when it is complete."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArmdError
+
+
+class ShardWriter:
+    """Appends token bytes to numbered files of at most `shard_tokens` tokens."""
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype, shard_tokens: int):
+        self.folder, self.split, self.dtype = folder, split, dtype
+        self.limit = shard_tokens * dtype.itemsize
+        self.shards: list[dict[str, Any]] = []
+        self.file, self.room, self.digest = None, 0, hashlib.sha256()
+
+    def write(self, tokens: bytes) -> None:
+        rest = memoryview(tokens)
+        while rest:
+            if self.file is None:
+                self.begin()
+            part, rest = rest[: self.room], rest[self.room :]
+            self.file.write(part)  # pyright: ignore[reportOptionalMemberAccess]
+            self.digest.update(part)
+            self.room -= len(part)
+            if self.room == 0:
+                self.close()
+
+    def begin(self) -> None:
+        self.name = f"{self.split}-{len(self.shards):05d}.bin"
+        self.file = (self.folder / self.name).open("wb")
+        self.room, self.digest = self.limit, hashlib.sha256()
+
+    def close(self) -> None:
+        """Finish the open shard, if any."""
+        if self.file is None:
+            return
+        file, self.file = self.file, None
+        with file:
+            file.flush()
+            os.fsync(file.fileno())
+        tokens = (self.limit - self.room) // self.dtype.itemsize
+        record = {"file": self.name, "tokens": tokens, "sha256": self.digest.hexdigest()}
+        self.shards.append(record)
+
+
+@contextmanager
+def complete_folder(final: Path) -> Iterator[Path]:
+    """A folder to fill, renamed to `final` at the end, removed if anything stops us before. What
+    a killed run left behind goes when the next one starts: it cannot hold the lock any more."""
+    staging = final.parent / f".{final.name}.preparing"
+    lock = final.parent / f".{final.name}.preparing.lock"
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with locked(lock, final):
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir()
+            try:
+                yield staging
+                os.rename(staging, final)
+                sync_folder(final.parent)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+                lock.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ArmdError(f"no space left for {final}; nothing was kept, free some") from None
+        reason = error.strerror or str(error)
+        raise ArmdError(f"cannot write {final}: {reason} ({error.filename})") from None
+
+
+@contextmanager
+def locked(path: Path, final: Path) -> Iterator[None]:
+    """Hold the lock file, which the system frees even if we are killed."""
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise ArmdError(f"another armd prepare is writing {final}; wait for it") from None
+        # Whoever held it before may have removed the file between our open and our lock.
+        if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
+            break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

