@@ -13,6 +13,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
     "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "eval ppl": ("armd.eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
+    "eval samples": ("armd.eval.samples", "eval_samples", "judge generated text"),
+    "eval infill": ("armd.eval.infill", "eval_infill", "what context on both sides buys"),
+    "report": ("armd.eval.report", "report", "the paper's tables, its figures beside ours"),
     "bench train": (
         "armd.bench.train",
         "bench_train",
