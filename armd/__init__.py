@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from . import order as order
     from .configuration_armd import ArmdConfig as ArmdConfig
     from .errors import ArmdError as ArmdError
+    from .generation import generate as generate
+    from .generation import infill as infill
+    from .generation import stream as stream
     from .likelihood import any_order as any_order
     from .likelihood import log_likelihood as log_likelihood
     from .likelihood import loss as loss
@@ -26,8 +29,11 @@ _WHERE = {
     "ArmdLM": "modeling_armd",
     "Order": "order",
     "any_order": "likelihood",
+    "generate": "generation",
+    "infill": "generation",
     "log_likelihood": "likelihood",
     "loss": "likelihood",
+    "stream": "generation",
 }
 __all__ = [*_WHERE, "order"]
 

@@ -88,12 +88,12 @@ def target_log_probs(
     rows: Float[Tensor, "m d"], matrix: Float[Tensor, "v d"], target: Int[Tensor, "m"]
 ) -> Float[Tensor, "m"]:
     """log p(target_i) for each row, a chunk of logits at a time, with gradients if wanted."""
-
-    def chunk(rows: Tensor, target: Tensor) -> Tensor:
-        logits = F.linear(rows, matrix).to(wide(rows.dtype))
-        return logits.log_softmax(1).gather(1, target[:, None]).squeeze(1)
-
-    parts = zip(rows.split(ROWS), target.split(ROWS), strict=True)
+    parts = [(r, matrix, t) for r, t in zip(rows.split(ROWS), target.split(ROWS), strict=True)]
     if not torch.is_grad_enabled():
-        return torch.cat([chunk(*part) for part in parts])
-    return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts])
+        return torch.cat([_chunk_log_probs(*part) for part in parts])
+    return torch.cat([checkpoint(_chunk_log_probs, *part, use_reentrant=False) for part in parts])
+
+
+def _chunk_log_probs(rows: Tensor, matrix: Tensor, target: Tensor) -> Tensor:
+    logits = F.linear(rows, matrix).to(wide(rows.dtype))
+    return logits.log_softmax(1).gather(1, target[:, None]).squeeze(1)

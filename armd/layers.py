@@ -8,20 +8,25 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from .configuration_armd import ArmdConfig
 from .shapes import Bool, Float, Int, Tensor
 
-Mask = Bool[Tensor, "b 1 n m"] | BlockMask | None
+Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | None
 
 
 def mask_from_limit(limit: Int[Tensor, "b n"], keys: int) -> Mask:
     """Row k sees keys 0..limit_k - 1. In generation order every mask of the paper is of this form,
     because what a row may see (blocks before its own, or up to its own) is always a prefix."""
     if limit.device.type != "cuda":
-        return (torch.arange(keys, device=limit.device) < limit[..., None])[:, None]
+        return bool_mask(limit, keys)
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k < limit[b, q]
 
     rows, n = limit.shape
     return create_block_mask(visible, rows, None, n, keys, device=limit.device)
+
+
+def bool_mask(limit: Int[Tensor, "b n"], keys: int) -> Bool[Tensor, "b 1 n m"]:
+    """That mask written out."""
+    return (torch.arange(keys, device=limit.device) < limit[..., None])[:, None]
 
 
 _flex = torch.compile(flex_attention, dynamic=True)

@@ -7,6 +7,7 @@ from math import log, sqrt
 import torch
 
 from . import order as orders
+from .errors import ArmdError
 from .head import target_log_probs
 from .modeling_armd import ArmdLM
 from .order import Order
@@ -28,7 +29,7 @@ def loss(
     tokens: Int[Tensor, "b n"],
     order: Order,
     *,
-    weight: Float[Tensor, "b n"] | None = None,
+    weight: Float[Tensor, "... n"] | None = None,
 ) -> Float[Tensor, ""]:
     """The training objective (eq. loss_diff_AR): the mean over tokens of -log p, gamma(t) constant;
     or the mean weighted with gamma of each token's block, from `schedule_weight`."""
@@ -38,6 +39,11 @@ def loss(
 def schedule_weight(order: Order, steps: int, schedule: str = "linear") -> Float[Tensor, "*b n"]:
     """gamma(t) of eq. VLoss_diff for every token of a masking order of `steps` steps:
     (alpha^(t-1) - alpha^t) / (1 - alpha^t), where block b undoes step t = steps - b."""
+    if int(order.block.max()) >= steps:
+        raise ArmdError(
+            f"the order has {int(order.block.max()) + 1} blocks, more than {steps} steps make; "
+            "give the steps it was drawn with"
+        )
     alpha = orders.kept(steps, schedule)
     gamma = (alpha[:-1] - alpha[1:]) / (1 - alpha[1:])
     return gamma.flip(0)[order.block.cpu()].float()
@@ -64,6 +70,8 @@ def any_order(
     draw: Callable[..., Order] = orders.random,
 ) -> Estimate:
     """Estimate log p(x) where the order, too, is drawn: `draws` orders for each text."""
+    if draws < 1:
+        raise ArmdError(f"draws {draws} must be at least 1")
     batch, n = tokens.shape
     totals = []
     for _ in range(draws):

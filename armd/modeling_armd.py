@@ -149,26 +149,40 @@ class ArmdLM(PreTrainedModel):
         bos = self.bos.expand(len(drawn), 1, -1)
         return torch.cat([bos, self.embedding(drawn)], 1)
 
+    def codes(self, length: int) -> Float[Tensor, "n p"]:
+        """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""
+        if self.config.query != "prefix":
+            return self.bos.new_ones(length, 1)
+        return self.position_code(length)
+
+    def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """The head, tied to the embedding."""
+        return nn.functional.linear(rows, self.embedding.weight)
+
     def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
-        """G^0, by prefix aggregation or by the mean of what a row sees."""
-        if self.config.query == "mean":
-            sums, limit = context.cumsum(1), sight.limit
-            if limit is not None:
-                sums = sums.gather(1, limit[..., None].expand(sums.shape) - 1)
-            # RMSNorm divides by the count for us: a mean and a sum differ by a factor
-            return self.query_norm(sums)
-        code = self.position_code(len(order) + 1).to(context.dtype)
+        """G^0: prefix aggregation over what each row sees."""
+        code = self.codes(len(order) + 1).to(context.dtype)
         query, key = code[order.position + 1], code[context_position(order)]
         if sight.limit is None:
-            return self.query_norm(prefix_sums(query, key, context))
-        return self.query_norm(prefix_sums_in_blocks(query, key, context, sight.limit))
+            count = torch.arange(1, len(order) + 1, device=context.device)
+            return self.start_query(prefix_sums(query, key, context), count)
+        sums = prefix_sums_in_blocks(query, key, context, sight.limit)
+        return self.start_query(sums, sight.limit)
+
+    def start_query(
+        self, sums: Float[Tensor, "b n d"], count: Int[Tensor, "*b n"]
+    ) -> Float[Tensor, "b n d"]:
+        """G^0 from sums over `count` context rows, as `codes` weighs them."""
+        if self.config.query == "mean":
+            sums = sums / count[..., None]
+        return self.query_norm(sums)
 
     def forward(
         self,
         input_ids: Int[Tensor, "b n"],
         order: Order | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        weight: Float[Tensor, "b n"] | None = None,
+        weight: Float[Tensor, "... n"] | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
         """Logits (batch, n, vocabulary) in generation order: row k is for the token at position[k].
@@ -177,16 +191,17 @@ class ArmdLM(PreTrainedModel):
         With labels (natural order, -100 is not scored) only the loss is made, never all logits: the
         mean over scored tokens, or, with weight (generation order), the weighted mean."""
         order = left_to_right(max(1, input_ids.shape[-1])) if order is None else order
-        rows, matrix = self.hidden(input_ids, order), self.embedding.weight
+        rows = self.hidden(input_ids, order)
         if labels is None:
-            return MaskedLMOutput(logits=nn.functional.linear(rows, matrix))  # type: ignore
+            return MaskedLMOutput(logits=self.logits(rows))  # type: ignore
         position = order.rows(len(labels)).position.to(labels.device)
         target = labels.gather(1, position.expand(labels.shape)).flatten()
         share = (target >= 0).to(wide(rows.dtype))
         if weight is not None:
             share = share * weight.expand(labels.shape).flatten()
         share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
-        return MaskedLMOutput(loss=weighted_loss(rows.flatten(0, 1), matrix, target, share))  # type: ignore
+        loss = weighted_loss(rows.flatten(0, 1), self.embedding.weight, target, share)
+        return MaskedLMOutput(loss=loss)  # type: ignore
 
     def _fit(self, tokens: Tensor, order: Order) -> Order:
         """The order as rows for these tokens, on their device; raises where the two do not fit."""

@@ -23,22 +23,23 @@ def prefix_sums(
 ) -> Float[Tensor, "b2 n d"]:
     """sum over j <= k of <query_k, key_j> x_j for every k, without an n x n tensor.
 
-    Inside a chunk the sum is a small triangular matrix; the chunks before it are one p x d state."""
+    Inside a chunk the sum is a small triangular matrix; all chunks before are one p x d state."""
     n = x.shape[1]
     chunk = min(chunk, n)
     q, k, v = (F.pad(t, (0, 0, 0, -n % chunk)).unflatten(1, (-1, chunk)) for t in (query, key, x))
     inside = (q @ k.mT).tril() @ v
     if n <= chunk:
         return inside.squeeze(1)
-    states = k.mT @ v
-    before = states.cumsum(1) - states
+    # shifted, not cumsum - states: what is added and taken away again leaves its rounding behind,
+    # and through it a chunk would see its own later tokens
+    before = F.pad((k[:, :-1].mT @ v[:, :-1]).cumsum(1), (0, 0, 0, 0, 1, 0))
     return (inside + q @ before).flatten(1, 2)[:, :n]
 
 
 def prefix_sums_in_blocks(
     query: Float[Tensor, "b n p"],
-    key: Float[Tensor, "b n p"],
-    x: Float[Tensor, "b2 n d"],
+    key: Float[Tensor, "b m p"],
+    x: Float[Tensor, "b2 m d"],
     limit: Int[Tensor, "b n"],
     *,
     chunk: int = CHUNK,
@@ -47,20 +48,20 @@ def prefix_sums_in_blocks(
 
     Queries and keys are merged into one sequence, each query right after the last key it may see.
     There the plain triangular sum is the right one, so any blocks cost only twice single tokens."""
-    n = x.shape[1]
-    count = torch.arange(n, device=limit.device).expand_as(limit).contiguous()
-    query_slot = limit + count
+    n, m, batch = limit.shape[1], x.shape[1], max(len(x), len(limit))
+    count = torch.arange(m, device=limit.device).expand(len(limit), m).contiguous()
+    query_slot = limit + torch.arange(n, device=limit.device)
     key_slot = count + torch.searchsorted(limit, count, right=True)
-    merged_query, merged_key = (_place(t, s) for t, s in ((query, query_slot), (key, key_slot)))
-    sums = prefix_sums(merged_query, merged_key, _place(x, key_slot), chunk=chunk)
-    return sums.gather(1, query_slot[..., None].expand(x.shape))
+    merged = (_place(t, s, n + m) for t, s in ((query, query_slot), (key, key_slot), (x, key_slot)))
+    sums = prefix_sums(*merged, chunk=chunk)
+    return sums.gather(1, query_slot[..., None].expand(batch, n, x.shape[2]))
 
 
-def _place(rows: Tensor, slot: Tensor) -> Tensor:
-    """rows at their slots of a sequence twice as long, zeros elsewhere."""
-    batch, n, width = rows.shape
+def _place(rows: Tensor, slot: Tensor, length: int) -> Tensor:
+    """rows at their slots of a longer sequence, zeros elsewhere."""
+    batch, n, width = max(len(rows), len(slot)), *rows.shape[1:]
     index = slot[..., None].expand(batch, n, width)
-    return rows.new_zeros(batch, 2 * n, width).scatter(1, index, rows)
+    return rows.new_zeros(batch, length, width).scatter(1, index, rows.expand(batch, n, width))
 
 
 def append_to_state(

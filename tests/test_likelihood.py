@@ -1,0 +1,109 @@
+"""Likelihood: one pass scores an order; the mean over orders is a bound, the mixture is exact."""
+
+from itertools import permutations
+from math import cos, log, pi
+
+import pytest
+import torch
+from hypothesis import given, settings
+from small import KINDS, Case, case_of, cases
+
+import armd
+from armd.errors import ArmdError
+from armd.likelihood import schedule_weight
+from armd.order import Order
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases(double=True))
+def test_the_loss_is_minus_the_mean_log_likelihood(case: Case) -> None:
+    with torch.no_grad():
+        total = armd.log_likelihood(case.model, case.tokens, case.order).sum()
+        loss = armd.loss(case.model, case.tokens, case.order)
+    torch.testing.assert_close(total, -case.tokens.numel() * loss)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_likelihood_is_of_the_token_at_each_position(kind: str) -> None:
+    case = case_of(kind, 8, 0, double=True)
+    logp = armd.log_likelihood(case.model, case.tokens, case.order)
+    table = case.model(case.tokens, order=case.order).logits.log_softmax(-1)
+    position = case.order.rows(2).position.expand(2, 8)
+    for row in range(2):
+        for k in range(8):
+            token = case.tokens[row, position[row, k]]
+            torch.testing.assert_close(logp[row, k], table[row, k, token])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_schedule_weight_is_gamma(schedule: str) -> None:
+    steps = 5
+    alpha = [1 - t / steps if schedule == "linear" else cos(pi / 2 * t / steps) for t in range(6)]
+    alpha[steps] = 0.0
+    order = Order(torch.arange(5), torch.tensor([0, 1, 1, 3, 4]))
+    by_hand = []
+    for block in order.block.tolist():
+        t = steps - block
+        by_hand.append((alpha[t - 1] - alpha[t]) / (1 - alpha[t]))
+    weight = schedule_weight(order, steps, schedule)
+    torch.testing.assert_close(weight, torch.tensor(by_hand))
+    if schedule == "linear":
+        torch.testing.assert_close(weight, 1 / (steps - order.block.float()))
+
+
+def test_weighted_loss_is_the_weighted_mean() -> None:
+    case = case_of("masking", 9, 2, double=True)
+    weight = schedule_weight(case.order, 18)
+    logp = armd.log_likelihood(case.model, case.tokens, case.order)
+    loss = armd.loss(case.model, case.tokens, case.order, weight=weight)
+    torch.testing.assert_close(loss, -(logp * weight).sum() / (2 * weight.sum()))
+
+
+def test_a_schedule_of_too_few_steps_is_refused() -> None:
+    with pytest.raises(ArmdError, match="steps"):
+        schedule_weight(armd.order.left_to_right(5), 4)
+
+
+def test_an_estimate_has_its_error_and_its_tighter_bound() -> None:
+    case = case_of("random", 6, 3, double=True)
+    with torch.no_grad():
+        many, again, one = (
+            armd.any_order(
+                case.model, case.tokens, draws=k, generator=torch.Generator().manual_seed(0)
+            )
+            for k in (64, 64, 1)
+        )
+    assert torch.equal(many.mean, again.mean)
+    assert (many.log_mean_exp >= many.mean).all() and (many.standard_error > 0).all()
+    assert (one.standard_error == 0).all()
+    torch.testing.assert_close(one.log_mean_exp, one.mean)
+    with pytest.raises(ArmdError, match="draws"):
+        armd.any_order(case.model, case.tokens, draws=0)
+
+
+def test_over_all_orders_log_mean_exp_is_the_exact_mixture() -> None:
+    case = case_of("random", 4, 4, double=True, batch=1, vocab_size=3)
+    every = [Order(torch.tensor(p), torch.arange(4)) for p in permutations(range(4))]
+    draws = iter(every)
+    with torch.no_grad():
+        totals = [armd.log_likelihood(case.model, case.tokens, o).sum() for o in every]
+        estimate = armd.any_order(
+            case.model, case.tokens, draws=24, draw=lambda n, generator: next(draws)
+        )
+    total = torch.stack(totals)
+    assert len(every) == 24
+    exact = log(total.exp().sum().item() / 24)
+    assert estimate.log_mean_exp.item() == pytest.approx(exact, abs=1e-12)
+    assert estimate.mean.item() == pytest.approx(total.mean().item(), abs=1e-12)
+    error = total.std().item() / 24**0.5
+    assert estimate.standard_error.item() == pytest.approx(error, abs=1e-12)
+
+
+def test_the_standard_error_covers_the_mean_over_all_orders() -> None:
+    case = case_of("random", 4, 5, double=True, batch=1, vocab_size=3)
+    every = [Order(torch.tensor(p), torch.arange(4)) for p in permutations(range(4))]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        exact = sum(armd.log_likelihood(case.model, case.tokens, o).sum() for o in every) / 24
+        estimate = armd.any_order(case.model, case.tokens, draws=200, generator=generator)
+    assert abs(estimate.mean - exact) < 4 * estimate.standard_error
