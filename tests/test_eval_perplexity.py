@@ -165,7 +165,7 @@ def test_short_text_and_unfit_orders_say_so():
         score(loaded(tiny_armd()), window=65)
 
 
-def test_results_are_kept_and_not_redone(tmp_path, capsys):
+def test_results_are_kept_and_not_redone(tmp_path, capsys, unchecked):
     model = saved(tiny_armd(), tmp_path / "model")
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("some words of text\n" * 9)
@@ -181,7 +181,7 @@ def test_results_are_kept_and_not_redone(tmp_path, capsys):
     assert "order strided (streams 4)" in capsys.readouterr().out
 
 
-def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path):
+def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, unchecked):
     text = tmp_path / "text.txt"
     text.write_text("words")
     small = saved(tiny_armd(vocab_size=100), tmp_path / "small")
@@ -195,7 +195,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path):
         eval_ppl(str(tmp_path), data=str(text))
 
 
-def test_one_process_equals_two(tmp_path):
+def test_one_process_equals_two(tmp_path, unchecked):
     model = saved(tiny_armd(), tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n".join(LONG * 3))
     data, file = f"lm1b={tmp_path / 'text.txt'}", tmp_path / "two.json"
@@ -203,9 +203,9 @@ def test_one_process_equals_two(tmp_path):
     (one,) = eval_ppl(model, data=data, protocol="mdlm", scoring=scoring, window=32, device="cpu")
     words = ["eval", "ppl", model, "--data", data, "--protocol", "mdlm", "--order", "random"]
     words += ["--draws", "2", "--window", "32", "--device", "cpu", "--json", str(file)]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        + ["-m", "armd.cli", *words],
+        [sys.executable, *launch, "-m", "armd.cli", *words],
         check=True,
         capture_output=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -63,7 +63,7 @@ def test_the_mean_of_perplexities_is_not_below_the_corpus_one_at_equal_lengths()
     assert found["mean_of_sequences"] >= found["corpus"]
 
 
-def test_a_sample_is_the_same_whatever_the_batch():
+def test_a_sample_is_the_same_whatever_the_batch(unchecked):
     model = loaded(tiny_armd())
     options = {"streams": 2, "temperature": 1.0, "seed": 3}
     alone, together = (draw(model, 5, 24, batch=batch, **options) for batch in (1, 5))
@@ -82,7 +82,7 @@ def test_the_temperature_search_finds_the_entropy():
         match(written, 12.0)
 
 
-def test_a_model_is_judged_and_its_samples_judged_again_from_the_file(tmp_path, capsys):
+def test_a_model_is_judged_and_its_samples_judged_again_from_the_file(tmp_path, capsys, unchecked):
     model = saved(tiny_armd(), tmp_path / "model")
     reader = saved(tiny_gpt2(), tmp_path / "judge")
     kept, out = tmp_path / "kept.jsonl", tmp_path / "out.json"

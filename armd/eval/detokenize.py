@@ -8,10 +8,11 @@ text changes nothing.
 import re
 from collections.abc import Callable
 
-Rules = list[tuple[re.Pattern[str], str]]
+Replacement = str | Callable[[re.Match[str]], str]
+Rules = list[tuple[re.Pattern[str], Replacement]]
 
 
-def rules(*pairs: tuple[str, str]) -> Rules:
+def rules(*pairs: tuple[str, Replacement]) -> Rules:
     return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
 
@@ -24,7 +25,7 @@ WIKITEXT = rules(
     (r"\{ *([^{}]*?) *\}", r"{\1}"),
     (r'" *([^"]*?) *"', r'"\1"'),
     (r"(?<= )' ([^']*?) '(?= |$)", r"'\1'"),
-    (r"=( =)+", lambda found: "=" * found[0].count("=")),  # type: ignore[arg-type]
+    (r"=( =)+", lambda found: "=" * found[0].count("=")),
     (r" °", "°"),
     (r" +\n", "\n"),
     (r"\n +", "\n"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, inf
 from pathlib import Path
@@ -148,19 +149,16 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer]:
     return model, with_ends(found, rows=False)
 
 
-class quiet_bars:
-    """No tqdm bars while a file is read: its reader draws them whatever the log level says."""
+@contextmanager
+def quiet_bars() -> Iterator[None]:
+    """No bars while a GGUF file is read: its reader draws them whatever the log level says."""
+    from functools import partialmethod
 
-    def __enter__(self) -> None:
-        from tqdm import tqdm
+    from tqdm import tqdm
 
-        self.before, self.tqdm = tqdm.__init__, tqdm
-        before = self.before
-
-        def silent(bar: Any, *args: Any, **options: Any) -> None:
-            before(bar, *args, **(options | {"disable": True}))
-
-        tqdm.__init__ = silent
-
-    def __exit__(self, *_: Any) -> None:
-        self.tqdm.__init__ = self.before
+    before = tqdm.__init__
+    tqdm.__init__ = partialmethod(before, disable=True)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        tqdm.__init__ = before

@@ -10,7 +10,7 @@ from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
-from .windows import PROTOCOLS, Protocol, Tally, Window, cut
+from .windows import Protocol, Tally, Window, cut
 
 if TYPE_CHECKING:
     from .models import Loaded

@@ -71,9 +71,9 @@ def eval_samples(
     if count < 1 or batch < 1 or (length is not None and length < 2):
         raise ArmdError("count and batch must be at least 1, length at least 2")
     judging = load_judge(judge, device=device, precision=precision)
-    cut = min(length or judging.max_length, judging.max_length)
+    cut = judging.max_length
     if Path(source).is_file():
-        found = read_samples(Path(source), judging, count=count, length=cut)
+        found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
     else:
         from .models import load
         from .writing import write_samples
@@ -211,6 +211,7 @@ def shown(result: dict[str, Any]) -> str:
     names = ("judge", "precision", "samples", "mean_tokens", "cut", "form", "model", "streams")
     names += ("temperature", "seed", "sampling_precision")
     lines.append(", ".join(f"{name} {result[name]}" for name in names if name in result))
-    lines.append("the first token of a text is not scored; tokens behind its first EOS count only "
-                 "in the mean of sequences")  # fmt: skip
+    lines.append(
+        "a text's first token is not scored; the corpus average counts only the first EOS of a text"
+    )
     return "\n".join(lines)

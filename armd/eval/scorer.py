@@ -128,7 +128,7 @@ class CausalScorer:
 
 
 def picked(logits: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-    """log softmax at the targets, a chunk at a time: never a second tensor as wide as the logits."""
+    """log softmax at the targets, by chunks: never a second tensor as large as the logits."""
     rows, wanted = logits.flatten(0, 1), target.flatten()
     parts = [
         part.gather(1, at[:, None]).squeeze(1).float() - part.float().logsumexp(1)

@@ -11,8 +11,9 @@ AT_ONCE = 256
 PEERS_GROUP = 1000
 """Rows that the peers' data loaders cut into windows at a time, dropping each group's tail."""
 
-_TEST = dict.fromkeys(("lambada", "wikitext2", "ptb", "wikitext103", "lm1b"), "test")
-_VALIDATION = _TEST | dict.fromkeys(("wikitext2", "ptb", "wikitext103"), "validation")
+_NAMES: tuple[str, ...] = ("lambada", "wikitext2", "ptb", "wikitext103", "lm1b")
+_TEST: dict[str, str] = dict.fromkeys(_NAMES, "test")
+_VALIDATION: dict[str, str] = _TEST | dict.fromkeys(_NAMES[1:4], "validation")
 
 
 @dataclass(frozen=True)
