@@ -110,7 +110,7 @@ def test_a_local_task_gives_our_bits_per_byte(tmp_path):
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[:2]))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "own.yaml").write_text(TASK.format(file=texts))
-    words = ["--model", "armd", "--model_args", f"pretrained={model},device=cpu"]
+    words = ["--model", "armd", "--model_args", f"pretrained={model}"]
     words += ["--tasks", "own_text", "--include_path", str(tmp_path / "tasks")]
     done = subprocess.run(
         [sys.executable, "-m", "armd.eval.harness", *words, "--output_path", str(tmp_path / "out")],

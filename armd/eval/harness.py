@@ -38,6 +38,8 @@ class ArmdHarness(LM):
         **_: Any,
     ) -> None:
         super().__init__()
+        if (device or "").startswith("cuda") and not torch.cuda.is_available():
+            device = None  # the harness asks for a GPU unless told otherwise
         self.loaded: Loaded = load(
             pretrained, tokenizer=tokenizer, device=device, precision=precision
         )

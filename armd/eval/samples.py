@@ -119,6 +119,7 @@ def judged(samples: Samples, judge: Judge, *, cut: int, batch: int) -> dict[str,
         "samples": len(samples.texts),
         "mean_tokens": sum(map(len, own)) / len(own),
         "cut": cut,
+        "examples": samples.texts[:2],
         **samples.facts,
     }
 
