@@ -123,7 +123,7 @@ def plot(curves: dict[str, Any]) -> str:
     ys = [y for points in curves.values() for _, y in points]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
 
-    def place(x: float, y: float) -> str:
+    def place(x: float | int, y: float | int) -> str:
         across = EDGE + (x - left) / max(right - left, 1e-9) * (WIDE - 2 * EDGE)
         down = HIGH - EDGE - (y - low) / max(high - low, 1e-9) * (HIGH - 2 * EDGE)
         return f"{across:.1f},{down:.1f}"
