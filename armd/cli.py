@@ -11,24 +11,22 @@ from .errors import ArmdError
 
 # verb -> (module, function, what it does); a verb of two words is matched before its first word.
 VERBS: dict[str, tuple[str, str, str]] = {
+    "demo": ("armd.demo", "demo", "train a small model and show what it does"),
     "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
     "train": ("armd.train_command", "train_command", "train a model, or go on with a run"),
     "plan": ("armd.plan", "plan", "what a preset costs: weights, FLOPs, memory, days"),
     "inspect": ("armd.inspect_batch", "inspect_batch", "look at the batch of one training step"),
-    "plot": ("armd.curves", "plot_curves", "draw the curves of runs"),
-    "demo": ("armd.demo", "demo", "train a small model and show what it does"),
-    "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
-    "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
-    "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "generate": ("armd.writing", "generate", "write text: continue prompts, fill blanks"),
-    "demo": ("armd.demo", "demo", "train a small model and show what it does"),
+    "eval ppl": ("armd.eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
+    "eval samples": ("armd.eval.samples", "eval_samples", "judge generated text"),
+    "eval infill": ("armd.eval.infill", "eval_infill", "what context on both sides buys"),
+    "report": ("armd.eval.report", "report", "the paper's tables, its figures beside ours"),
+    "plot": ("armd.curves", "plot_curves", "draw the curves of runs"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
+    "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
-    "bench train": (
-        "armd.bench.train",
-        "bench_train",
-        "time forward and backward against AR, GPT-2",
-    ),
+    "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
+    "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
 }
 
 

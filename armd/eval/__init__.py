@@ -1,0 +1,1 @@
+"""Evaluation: the field's protocols by name, generated text judged, every figure reproducible."""

@@ -1,0 +1,193 @@
+"""lm-eval's face of our model: `lm_eval --model armd --model_args pretrained=PATH`.
+
+Newer versions of the harness find this class through the entry point in pyproject.toml. Version
+0.4.13 reads no entry points: `python -m armd.eval.harness ...` registers it, then runs lm_eval.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lm_eval.api.model import LM  # type: ignore[import-not-found]
+from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
+
+from ..errors import ArmdError
+from ..generation import stream
+from ..order import left_to_right
+from .models import Loaded, load
+from .perplexity import Scoring, generator, score_windows
+from .scorer import picked
+from .windows import Window
+
+LONGEST_ANSWER = 256
+
+
+@register_model("armd")
+class ArmdHarness(LM):
+    """Left to right, one pass for each batch of requests."""
+
+    def __init__(
+        self,
+        pretrained: str,
+        tokenizer: str | None = None,
+        device: str | None = None,
+        precision: str = "float32",
+        batch_size: int | str = 8,
+        streams: int = 1,
+        seed: int = 0,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        if (device or "").startswith("cuda") and not torch.cuda.is_available():
+            device = None  # the harness asks for a GPU unless told otherwise
+        self.loaded: Loaded = load(
+            pretrained, tokenizer=tokenizer, device=device, precision=precision
+        )
+        if self.loaded.kind != "armd":
+            raise ArmdError(f"{pretrained} is no ARMD model; use lm_eval --model hf for it")
+        self.batch = 8 if str(batch_size).startswith("auto") else int(batch_size)
+        self.streams, self.seed = int(streams), int(seed)
+        self.longest = self.loaded.model.config.max_length
+        self._device = self.loaded.model.device
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.loaded.name
+
+    def loglikelihood(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+        """log p of each continuation given its context, and whether it is the greedy one."""
+        rows = [self._joined(*request.args) for request in requests]
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+        for places in in_batches([len(ids) for ids, _ in rows], self.batch):
+            ids = padded([rows[place][0] for place in places]).to(self._device)
+            log_p, greedy = self._scored(ids)
+            for row, place in enumerate(places):
+                end = len(rows[place][0])
+                part = slice(end - rows[place][1], end)
+                value = log_p[row, part].double().sum().item(), bool(greedy[row, part].all())
+                found[place] = value
+                self.cache_hook.add_partial("loglikelihood", requests[place].args, value)
+        return found
+
+    def _joined(self, context: str, continuation: str) -> tuple[list[int], int]:
+        """Tokens of both, cut on the left to what the model takes, and how many are scored. A
+        context's last spaces go with the continuation, where the tokenizer has learned them."""
+        spaces = len(context) - len(context.rstrip())
+        if spaces:
+            continuation = context[-spaces:] + continuation
+            context = context[:-spaces]
+        whole, before = self.loaded.encode([context + continuation, context])
+        scored = len(whole) - len(before)
+        return whole[-self.longest :], min(max(scored, 0), self.longest)
+
+    @torch.inference_mode()
+    def _scored(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.loaded.model(ids, order=left_to_right(ids.shape[1])).logits
+        return picked(logits, ids), logits.argmax(-1) == ids
+
+    def loglikelihood_rolling(self, requests: list[Any], **_: Any) -> list[float]:
+        """log p of each whole text. A long one is scored in windows; the last is filled up with
+        context before it, so that every token is scored once and none with little context."""
+        found = []
+        for request in requests:
+            (ids,) = self.loaded.encode([request.args[0]])
+            value = self._rolling(ids)
+            found.append(value)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
+        return found
+
+    def _rolling(self, ids: list[int]) -> float:
+        whole = len(ids) - len(ids) % self.longest if len(ids) > self.longest else len(ids)
+        starts = range(0, whole, self.longest)
+        windows = [Window(i, ids[s : s + self.longest][: whole - s]) for i, s in enumerate(starts)]
+        scoring = Scoring(batch=self.batch)
+        parts = score_windows(self.loaded.scorer(), iter(windows), scoring, first=True)
+        total = -sum(part.nll for part in parts)
+        if rest := len(ids) - whole:
+            log_p, _ = self._scored(torch.tensor([ids[-self.longest :]], device=self._device))
+            total += log_p[0, -rest:].double().sum().item()
+        return total
+
+    def generate_until(self, requests: list[Any], **_: Any) -> list[str]:
+        """The continuation of each context, up to the first stop text; greedy unless a
+        temperature is given."""
+        found = []
+        for number, request in enumerate(requests):
+            context, options = request.args
+            text = self._continued(context, dict(options), number)
+            found.append(text)
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return found
+
+    def _continued(self, context: str, options: dict[str, Any], number: int) -> str:
+        until = options.get("until") or []
+        until = [until] if isinstance(until, str) else [stop for stop in until if stop]
+        most = int(options.get("max_gen_toks", LONGEST_ANSWER))
+        most = min(most, self.longest - 1)
+        (ids,) = self.loaded.encode([context])
+        ids = ids[-(self.longest - most) :]
+        temperature = float(options.get("temperature") or 0.0)
+        if not options.get("do_sample", temperature > 0):
+            temperature = 0.0
+        written: dict[int, int] = {}
+        text = ""
+        for step in stream(
+            self.loaded.model,
+            length=len(ids) + most,
+            prompt=[ids],
+            streams=min(self.streams, most),
+            temperature=temperature,
+            eos=self.loaded.eos,
+            generator=generator(self.seed, number),
+        ):
+            drawn = step.drawn[0]
+            places = step.position[0][drawn].tolist()
+            written |= dict(zip(places, step.token[0][drawn].tolist(), strict=True))
+            text = self._text(written, len(ids))
+            if any(stop in text for stop in until):
+                break
+        return cut_at(text, until)
+
+    def _text(self, written: dict[int, int], start: int) -> str:
+        """What stands without a gap after the context, up to an EOS."""
+        ids = []
+        while start in written and written[start] != self.loaded.eos:
+            ids.append(written[start])
+            start += 1
+        return self.loaded.tokenizer.backend.decode(ids, skip_special_tokens=False)
+
+
+def cut_at(text: str, until: list[str]) -> str:
+    ends = [text.index(stop) for stop in until if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for place, row in zip(ids, rows, strict=True):
+        place[: len(row)] = torch.tensor(row)
+    return ids
+
+
+def in_batches(lengths: list[int], batch: int) -> Iterator[list[int]]:
+    """Places of texts of like length; empty ones are left out."""
+    places = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
+    for start in range(0, len(places), batch):
+        yield places[start : start + batch]
+
+
+def main() -> None:
+    """lm_eval's own command line, our model known to it."""
+    import sys
+
+    from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
+
+    try:
+        cli_evaluate()
+    except ArmdError as error:
+        print(f"armd: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

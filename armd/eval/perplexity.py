@@ -1,0 +1,256 @@
+"""Perplexity of a text under a protocol and an order: what `armd eval ppl` computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import ArmdError
+from .windows import Protocol, Tally, Window, cut
+
+if TYPE_CHECKING:
+    from .models import Loaded
+    from .scorer import Scorer
+    from .texts import Corpus
+
+LOOK_AHEAD = 16
+"""Batches read ahead and sorted by length, so that little is padded."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """In which orders, and how many at a time, windows are scored."""
+
+    order: Literal["left-to-right", "random", "strided", "masking"] = "left-to-right"
+    """Exact left to right; random orders; strided runs side by side; a masking process."""
+    streams: int = 4
+    """Runs of a strided order."""
+    steps: int = 1024
+    """Steps of a masking process."""
+    draws: int = 1
+    """Orders drawn for each window, where the order is random; more give a standard error."""
+    seed: int = 0
+    batch: int = 8
+    """Windows scored at a time."""
+    limit: int | None = None
+    """Score only so many windows of each data set."""
+
+
+@dataclass
+class Sums:
+    """What windows have given so far; sums of processes add up."""
+
+    nll: float = 0.0
+    variance: float = 0.0
+    """Of nll, from the spread of the draws."""
+    tight: float = 0.0
+    """The same nll, by the log of the mean probability over the draws."""
+    counted: int = 0
+    windows: int = 0
+
+    def add(self, other: Sums) -> Sums:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        return self
+
+
+def score_windows(
+    scorer: Scorer, windows: Iterator[Window], scoring: Scoring, *, first: bool
+) -> Iterator[Sums]:
+    """Score windows, a batch at a time; yields each batch's sums. first: the first token counts."""
+    skip = 0 if first else 1
+    while some := list(islice(windows, scoring.batch * LOOK_AHEAD)):
+        some.sort(key=lambda window: -len(window.ids))
+        for start in range(0, len(some), scoring.batch):
+            yield score_batch(scorer, some[start : start + scoring.batch], scoring, skip)
+
+
+def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: int) -> Sums:
+    import torch
+
+    lengths = torch.tensor([len(window.ids) for window in windows])
+    tokens = torch.zeros(len(windows), int(lengths.max()), dtype=torch.long)
+    for row, window in zip(tokens, windows, strict=True):
+        row[: len(window.ids)] = torch.tensor(window.ids)
+    column = torch.arange(tokens.shape[1])
+    scored = (column >= skip) & (column < lengths[:, None])
+    place = scorer.device
+    with torch.inference_mode():
+        here, mask = tokens.to(place), scored.to(place)
+        totals = torch.stack(
+            [
+                scorer.log_probs(here, draw_orders(windows, scoring, draw), skip)
+                .double()
+                .masked_fill(~mask, 0.0)
+                .sum(1)
+                for draw in range(drawn(scoring))
+            ]
+        )
+    totals, draws = totals.cpu(), len(totals)
+    spread = totals.var(0).sum().item() / draws if draws > 1 else 0.0
+    tight = totals.logsumexp(0) - log(draws)
+    return Sums(
+        -totals.mean(0).sum().item(),
+        spread,
+        -tight.sum().item(),
+        int(scored.sum()),
+        len(windows),
+    )
+
+
+def drawn(scoring: Scoring) -> int:
+    """How many orders a window is scored in: a fixed order needs but one."""
+    return scoring.draws if scoring.order in ("random", "masking") else 1
+
+
+def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
+    """One order a window, padded behind; drawn from the window's own seed, so that neither batch
+    nor number of processes matters. None: left to right."""
+    from .. import order as orders
+
+    if scoring.order == "left-to-right":
+        return None
+    longest = max(len(window.ids) for window in windows)
+    found = []
+    for window in windows:
+        n = len(window.ids)
+        if scoring.order == "strided":
+            order = orders.strided(n, min(scoring.streams, n))
+        elif scoring.order == "random":
+            order = orders.random(n, generator=generator(scoring.seed, window.index, draw))
+        else:
+            source = generator(scoring.seed, window.index, draw)
+            order = orders.masking(n, scoring.steps, generator=source)
+        found.append(padded(order, longest))
+    return orders.stack(found)
+
+
+def padded(order: Any, n: int) -> Any:
+    """The order with padding drawn last, where no token of the text can see it."""
+    import torch
+
+    from ..order import Order
+
+    more = torch.arange(len(order), n)
+    if not len(more):
+        return order
+    last = int(order.block[-1]) + 1
+    return Order(
+        torch.cat([order.position, more]), torch.cat([order.block, last + more - len(order)])
+    )
+
+
+def generator(*words: int) -> Any:
+    from hashlib import sha256
+
+    import torch
+
+    digest = sha256(" ".join(map(str, words)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+
+
+def perplexity(
+    loaded: Loaded,
+    corpus: Corpus,
+    protocol: Protocol,
+    scoring: Scoring,
+    *,
+    window: int,
+    rank: int = 0,
+    world: int = 1,
+    report: Any = None,
+) -> dict[str, Any]:
+    """Score a text; everything one needs to know to do it again is in the result."""
+    scorer, tally, sums = loaded.scorer(), Tally(), Sums()
+    check(scorer, protocol, scoring, window)
+    first = protocol.first and scorer.scores_first
+    if protocol.wrapped and not scorer.from_nothing:
+        first = False  # an autoregressive model has nothing before the window's own BOS
+    windows = cut(
+        protocol,
+        corpus.rows(),
+        loaded.encode,
+        window=window,
+        bos=loaded.bos,
+        eos=loaded.eos,
+        tally=tally,
+        running=not corpus.ends,
+    )
+    mine = (w for w in islice(windows, scoring.limit) if w.index % world == rank)
+    start = time.perf_counter()
+    for part in score_windows(scorer, mine, scoring, first=first):
+        sums.add(part)
+        if report is not None:
+            report(sums.windows * world, sums.counted * world, time.perf_counter() - start)
+    sums = together(sums) if world > 1 else sums
+    if not sums.counted:
+        raise ArmdError(
+            f"{corpus.name} ({corpus.source}) has {tally.tokens} tokens, fewer than a window of "
+            f"{window}; lower --window, or use --protocol exact, which scores every token"
+        )
+    figures = averages(sums, tally, drawn(scoring))
+    return {
+        "data": corpus.name,
+        "split": corpus.split,
+        "source": corpus.source,
+        **figures,
+        "rows": tally.rows,
+        "windows": sums.windows,
+        "tokens_scored": sums.counted,
+        "tokens_dropped": tally.dropped,
+        "first_token": "scored" if first else "neither scored nor counted",
+        "bound": scorer.bound or scoring.order in ("random", "masking"),
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+
+
+def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:
+    """Perplexity and its kin. Windows of one length make the mean over sequences (SEDD) and the
+    mean over tokens (MDLM) the same number."""
+    mean = sums.nll / sums.counted
+    figures: dict[str, Any] = {
+        "perplexity": exp(mean),
+        "nats_per_token": mean,
+        "bits_per_byte": mean / log(2) * tally.tokens / max(1, tally.text_bytes),
+    }
+    if draws > 1:
+        error = sqrt(sums.variance) / sums.counted
+        tight = sums.tight / sums.counted
+        figures |= {
+            "nats_standard_error": error,
+            "perplexity_standard_error": exp(mean) * error,
+            "perplexity_log_mean_exp": exp(tight),
+        }
+    return figures
+
+
+def together(sums: Sums) -> Sums:
+    """The sums of all processes."""
+    import torch
+    import torch.distributed as dist
+
+    names = list(asdict(sums))
+    values = torch.tensor([getattr(sums, name) for name in names], dtype=torch.float64)
+    if dist.get_backend() == "nccl":
+        values = values.cuda()
+    dist.all_reduce(values)
+    nll, variance, tight, counted, windows = values.tolist()
+    return Sums(nll, variance, tight, int(counted), int(windows))
+
+
+def check(scorer: Scorer, protocol: Protocol, scoring: Scoring, window: int) -> None:
+    if window > scorer.max_length:
+        raise ArmdError(
+            f"a window of {window} passes the model's {scorer.max_length} tokens; lower --window"
+        )
+    if scoring.order != "left-to-right" and not scorer.any_order:
+        raise ArmdError("this model is autoregressive; score it with --order left-to-right")
+    for name in ("draws", "batch", "streams", "steps"):
+        if getattr(scoring, name) < 1:
+            raise ArmdError(f"--{name} {getattr(scoring, name)} must be at least 1")
+    if scoring.limit is not None and scoring.limit < 1:
+        raise ArmdError(f"--limit {scoring.limit} must be at least 1")

@@ -1,0 +1,184 @@
+"""`armd eval ppl`: zero-shot perplexity on the benchmarks, each protocol by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from .perplexity import Scoring, drawn
+from .results import progress, read_results, stamp, table, write_results
+from .windows import PROTOCOLS, Protocol
+
+ALL = "lambada,wikitext2,ptb,wikitext103,lm1b"
+
+
+def eval_ppl(
+    model: tyro.conf.Positional[str],
+    /,
+    *,
+    data: str = ALL,
+    protocol: Literal["exact", "sedd", "mdlm", "bd3lm", "rows"] = "exact",
+    scoring: Annotated[Scoring, tyro.conf.arg(name="")] = Scoring(),  # noqa: B008
+    window: int | None = None,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    json: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Perplexity of a model on texts it was not trained on.
+
+    Args:
+        model: A save_pretrained folder, a training run, or a Hugging Face causal LM.
+        data: Data sets, parted by commas: a name, name=PATH, or PATH.
+        protocol: How texts are cut and counted; rows scores each row alone (LM1B as in training).
+        scoring: Orders and batches.
+        window: Tokens in a window; 1024, or the most the model takes.
+        tokenizer: Its folder or name, if the model's folder has none.
+        device: cpu, cuda or cuda:N; the GPU if there is one.
+        precision: Of weights and arithmetic; sums are float64.
+        json: Results go here after each data set; what is there with these settings is not redone.
+    """
+    from .models import load
+    from .perplexity import perplexity
+    from .texts import find_corpora
+
+    chosen = PROTOCOLS[protocol]
+    corpora = find_corpora(data, chosen.splits)
+    done = read_results(json, "ppl") if json else []
+    with processes() as (rank, world):
+        loaded = load(model, tokenizer=tokenizer, device=local_device(device), precision=precision)
+        length = window or min(1024, loaded.scorer().max_length)
+        made = []
+        for corpus in corpora:
+            settings = {
+                "model": model,
+                "weights": loaded.fingerprint,
+                "kind_of_model": loaded.kind,
+                "precision": precision,
+                "protocol": protocol,
+                "window": length,
+                **used(scoring),
+                "text": corpus.fingerprint,
+            }
+            same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
+            result = next(same, None)
+            if result is None:
+                with progress(corpus.name, shown=rank == 0) as report:
+                    figures = perplexity(
+                        loaded,
+                        corpus,
+                        chosen,
+                        scoring,
+                        window=length,
+                        rank=rank,
+                        world=world,
+                        report=report,
+                    )
+                result = {**figures, "settings": settings, **stamp()}
+                done.append(result)
+                if rank == 0:
+                    write_results(json, "ppl", done)
+            made.append(result)
+        if rank == 0:
+            print(shown(made, chosen, scoring, length))
+    return made
+
+
+def used(scoring: Scoring) -> dict[str, Any]:
+    """The settings that the result depends on."""
+    settings = asdict(scoring)
+    del settings["batch"]
+    needs = {
+        "streams": scoring.order == "strided",
+        "steps": scoring.order == "masking",
+        "draws": drawn(scoring) > 1 or scoring.order in ("random", "masking"),
+        "seed": scoring.order in ("random", "masking"),
+    }
+    return {name: value for name, value in settings.items() if needs.get(name, True)}
+
+
+def shown(results: list[dict[str, Any]], protocol: Protocol, scoring: Scoring, window: int) -> str:
+    header = ["data", "split", "ppl", "nats/token", "bits/byte", "rows", "windows", "scored"]
+    header += ["dropped", "tokens/s"]
+    rows = []
+    for result in results:
+        mark = "<=" if result["bound"] else ""
+        rate = result["tokens_scored"] * drawn(scoring) / max(result["seconds"], 1e-9)
+        rows.append(
+            [
+                result["data"],
+                result["split"],
+                f"{mark}{result['perplexity']:.3f}",
+                f"{result['nats_per_token']:.4f}",
+                f"{result['bits_per_byte']:.4f}",
+                *(f"{result[k]:,}" for k in ("rows", "windows", "tokens_scored", "tokens_dropped")),
+                f"{rate:,.0f}",
+            ]
+        )
+    lines = [table(header, rows), described(protocol, window, results[0]), order_line(scoring)]
+    for result in results:
+        if "nats_standard_error" in result:
+            lines.append(
+                f"{result['data']}: {drawn(scoring)} draws, standard error of the perplexity "
+                f"{result['perplexity_standard_error']:.3f}, by log-mean-exp "
+                f"<={result['perplexity_log_mean_exp']:.3f}"
+            )
+    return "\n".join(lines)
+
+
+def described(protocol: Protocol, window: int, result: dict[str, Any]) -> str:
+    parts = [f"protocol {protocol.name}", f"window {window}"]
+    if window != 1024 and protocol.name in ("sedd", "mdlm", "bd3lm"):
+        parts[1] += " (the protocol's is 1024)"
+    parts.append("EOS after every row" if protocol.row_end else "no EOS between rows")
+    if protocol.wrapped:
+        parts.append("BOS and EOS around every window")
+    parts.append("tail scored" if protocol.tail else "tails dropped")
+    if protocol.group:
+        parts[-1] += f" every {protocol.group} rows"
+    parts.append(f"first token {result['first_token']}")
+    return "; ".join(parts)
+
+
+def order_line(scoring: Scoring) -> str:
+    settings = {k: v for k, v in used(scoring).items() if k not in ("order", "limit")}
+    words = ", ".join(f"{name} {value}" for name, value in settings.items())
+    meaning = {
+        "left-to-right": "exact log-likelihood",
+        "strided": "exact log-likelihood of this block order",
+        "random": "a bound: the mean over random orders of the exact log-likelihood of each",
+        "masking": "a bound: the mean over draws of the masking process",
+    }[scoring.order]
+    limit = f"; only the first {scoring.limit} windows" if scoring.limit else ""
+    return f"order {scoring.order}{f' ({words})' if words else ''}: {meaning}{limit}"
+
+
+@contextmanager
+def processes() -> Iterator[tuple[int, int]]:
+    """(rank, world): as torchrun started us, or one process alone."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield 0, 1
+        return
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield dist.get_rank(), world
+    finally:
+        dist.destroy_process_group()
+
+
+def local_device(device: str | None) -> str | None:
+    if device is not None or "LOCAL_RANK" not in os.environ:
+        return device
+    import torch
+
+    return f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else None

@@ -1,0 +1,145 @@
+"""`armd report`: the paper's tables and curves with ours, as Markdown and one HTML page."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from . import paper
+from .findings import Findings, collect
+from .tables import NOT_RUN, Table, tables
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}
+th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #ccc}
+th:first-child,td:first-child{text-align:left}
+tr.ours{font-weight:bold}.note{color:#555;font-size:.85rem;word-break:break-word}
+pre{white-space:pre-wrap;background:#f4f4f4;padding:.7rem}figure{margin:1rem 0}"""
+COLOURS = ("#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad", "#b9770e", "#555")
+WIDE, HIGH, EDGE = 520, 260, 44
+
+
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    *,
+    out: Path = Path("report"),
+) -> None:
+    """The paper's tables with our figures beside its own.
+
+    Args:
+        runs: Result files written with --json, and folders that hold them or training runs.
+        out: Folder for report.md and report.html.
+    """
+    found = collect(list(runs))
+    made, curves = tables(found), figures(found)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.md").write_text(markdown(made, found), "utf-8")
+    (out / "report.html").write_text(page(made, curves, found), "utf-8")
+    missing = [table.title for table in made if any(NOT_RUN in row for row in table.rows)]
+    print(f"{out / 'report.md'} and {out / 'report.html'}: {len(made)} tables")
+    if missing:
+        print(f"with figures not run: {'; '.join(missing)}")
+
+
+def examples(found: Findings) -> list[tuple[str, str]]:
+    """Some of the generated texts, with where they come from."""
+    return [
+        (f"{result.get('model', result['source'])}, streams {result.get('streams', '?')}", text)
+        for result in found.samples
+        for text in result.get("examples", [])
+    ]
+
+
+def markdown(made: list[Table], found: Findings) -> str:
+    parts = ["# Results beside the paper's", f"Made {time.strftime('%Y-%m-%d %H:%M')}."]
+    parts.append("≤ marks a bound. Rows that begin with 'ours' were measured here.")
+    for table in made:
+        lines = [f"## {table.title}", "", f"| {' | '.join(table.header)} |"]
+        lines.append("|" + " --- |" * len(table.header))
+        lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table.rows]
+        lines += ["", *(f"- {note}" for note in table.notes)]
+        parts.append("\n".join(lines).rstrip())
+    for name, text in examples(found):
+        quoted = "\n".join(f"    {line}" for line in text.splitlines())
+        parts.append(f"### Sample: {name}\n\n{quoted}")
+    return "\n\n".join(parts) + "\n"
+
+
+def page(made: list[Table], curves: list[tuple[str, str]], found: Findings) -> str:
+    """One file: no script, no style sheet, no picture from elsewhere."""
+    body = ["<h1>Results beside the paper's</h1>"]
+    body.append(f"<p>Made {time.strftime('%Y-%m-%d %H:%M')}. ≤ marks a bound.</p>")
+    for table in made:
+        body.append(f"<h2>{escape(table.title)}</h2>")
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
+        rows = "".join(html_row(row) for row in table.rows)
+        body.append(f"<table><tr>{head}</tr>{rows}</table>")
+        body += [f'<p class="note">{escape(note)}</p>' for note in table.notes]
+    for title, drawing in curves:
+        body.append(f"<h2>{escape(title)}</h2><figure>{drawing}</figure>")
+    for name, text in examples(found):
+        body.append(f"<h3>Sample: {escape(name)}</h3><pre>{escape(text)}</pre>")
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>ARMD results</title><style>{STYLE}</style>{''.join(body)}</html>\n"
+    )
+
+
+def html_row(row: list[str]) -> str:
+    kind = ' class="ours"' if row[0].startswith("ours") else ""
+    return f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+
+
+def figures(found: Findings) -> list[tuple[str, str]]:
+    """The runs' curves, and the paper's perplexity against thousands of steps."""
+    drawn = []
+    for folder, rows in found.training.items():
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            points = {f"held-out, {name}": value for name, value in row.get("heldout", {}).items()}
+            points |= {"training": row["loss"]} if isinstance(row.get("loss"), float) else {}
+            for name, value in points.items():
+                curves.setdefault(name, []).append((row["step"], value))
+        if curves:
+            drawn.append((f"Our run {folder}: nats a token against steps", plot(curves)))
+    for size, panels in (("small", paper.CURVES_SMALL), ("medium", paper.CURVES_MEDIUM)):
+        for data, title in zip(paper.DATA, paper.TITLES, strict=True):
+            lines = {name: list(points.items()) for name, points in panels[data].items()}
+            drawn.append(
+                (f"The paper, {size}, {title}: perplexity, thousands of steps", plot(lines))
+            )
+    return drawn
+
+
+def plot(curves: dict[str, Any]) -> str:
+    """Lines through points, as SVG."""
+    xs = [x for points in curves.values() for x, _ in points]
+    ys = [y for points in curves.values() for _, y in points]
+    left, right, low, high = min(xs), max(xs), min(ys), max(ys)
+
+    def place(x: float | int, y: float | int) -> str:
+        across = EDGE + (x - left) / max(right - left, 1e-9) * (WIDE - 2 * EDGE)
+        down = HIGH - EDGE - (y - low) / max(high - low, 1e-9) * (HIGH - 2 * EDGE)
+        return f"{across:.1f},{down:.1f}"
+
+    parts = [f'<path d="M{EDGE},{EDGE}V{HIGH - EDGE}H{WIDE - EDGE}" fill="none" stroke="#888"/>']
+    for y, value in ((HIGH - EDGE, low), (EDGE, high)):
+        parts.append(f'<text x="{EDGE - 4}" y="{y + 4}" text-anchor="end">{value:.4g}</text>')
+    for x, value in ((EDGE, left), (WIDE - EDGE, right)):
+        parts.append(f'<text x="{x}" y="{HIGH - EDGE + 16}" text-anchor="middle">{value:g}</text>')
+    for number, (name, points) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        line = " ".join(place(*point) for point in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        across, down = EDGE + 170 * (number % 3), 14 + 15 * (number // 3)
+        parts.append(f'<text x="{across}" y="{down}" fill="{colour}">{escape(name)}</text>')
+    return (
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" font-size="11" '
+        f'xmlns="http://www.w3.org/2000/svg" role="img">{"".join(parts)}</svg>'
+    )

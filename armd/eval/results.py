@@ -1,0 +1,92 @@
+"""Results on disk and on screen: one JSON form for every verb, and the facts to do it again."""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArmdError
+
+
+def stamp() -> dict[str, Any]:
+    """How and when a figure was made."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {"python": platform.python_version()}
+    for package in ("armd", "torch", "transformers"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    words = ["armd", *sys.argv[1:]]
+    return {
+        "command": shlex.join(words),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "versions": versions,
+    }
+
+
+def read_results(file: Path, kind: str) -> list[dict[str, Any]]:
+    """What a file holds already; it must be of the same kind, and ours."""
+    if not file.exists():
+        return []
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        if found["kind"] == kind:
+            return found["results"]
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError):
+        pass
+    raise ArmdError(f"{file} is there and holds no '{kind}' results; give --json another name")
+
+
+def write_results(file: Path | None, kind: str, results: list[dict[str, Any]]) -> None:
+    """All or nothing: a stop while writing leaves the old file."""
+    if file is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    text = json.dumps({"kind": kind, "results": results}, indent=1, ensure_ascii=False)
+    aside.write_text(text + "\n", "utf-8")
+    aside.replace(file)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Columns as wide as they need to be; the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    return "\n".join(lines)
+
+
+@contextmanager
+def progress(what: str, *, shown: bool = True) -> Iterator[Callable[[int, int, float], None]]:
+    """Yields report(windows, tokens, seconds), shown on a terminal, silent elsewhere."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda windows, tokens, seconds: None
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (
+        rich.SpinnerColumn(),
+        rich.TextColumn(what),
+        rich.TextColumn("{task.fields[state]}"),
+        rich.TimeElapsedColumn(),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        task = display.add_task("", total=None, state="")
+
+        def report(windows: int, tokens: int, seconds: float) -> None:
+            rate = tokens / max(seconds, 1e-9)
+            state = f"{windows:,} windows, {tokens:,} tokens, {rate:,.0f} tokens/s"
+            display.update(task, state=state)
+
+        yield report

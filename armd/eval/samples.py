@@ -1,0 +1,218 @@
+"""`armd eval samples`: generated text, read by a judge."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as jsonlib
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from ..errors import ArmdError
+from .judge import DEFAULT, Judge, averages, load_judge
+from .results import stamp, write_results
+from .text_figures import text_figures
+
+SEPARATOR = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts to judge, with their own token ids where known."""
+
+    texts: list[str]
+    ids: list[list[int]] | None = None
+    vocabulary: dict[str, int] | None = None
+    """Which tokens the ids stand for."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def eval_samples(
+    source: tyro.conf.Positional[str],
+    /,
+    *,
+    judge: str = DEFAULT,
+    count: int = 64,
+    length: int | None = None,
+    streams: int = 1,
+    temperature: float = 1.0,
+    match_entropy: float | None = None,
+    seed: int = 0,
+    batch: int = 8,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    reference: Path | None = None,
+    save: Path | None = None,
+    json: Path | None = None,
+) -> dict[str, Any]:
+    """Generative perplexity, entropy, repetition of samples.
+
+    Args:
+        source: A file of samples (.jsonl with text and perhaps ids, or .txt), or a model.
+        judge: A Hugging Face causal LM, its folder, a GGUF file, or smollm2.
+        count: Samples to make, or at most to read.
+        length: Tokens of a sample; 1024, or the most that model and judge take.
+        streams: Tokens drawn at a time, where a model writes.
+        temperature: Of the sampling, where a model writes.
+        match_entropy: Search the temperature whose samples have this entropy, in bits.
+        seed: Of the sampling; sample i is the same whatever the batch.
+        batch: Texts written or judged at a time.
+        tokenizer: The model's, if its folder has none.
+        device: cpu, cuda or cuda:N; the GPU if there is one.
+        precision: Of the judge's and the model's arithmetic.
+        reference: Real text for MAUVE, in the forms of source.
+        save: Keep the samples here, as .jsonl.
+        json: The figures go here.
+    """
+    if count < 1 or batch < 1 or (length is not None and length < 2):
+        raise ArmdError("count and batch must be at least 1, length at least 2")
+    judging = load_judge(judge, device=device, precision=precision)
+    cut = judging.max_length
+    if Path(source).is_file():
+        found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
+    else:
+        from .models import load
+        from .writing import write_samples
+
+        writer = load(source, tokenizer=tokenizer, device=device, precision=precision)
+        found = write_samples(
+            writer,
+            count=count,
+            length=length,
+            streams=streams,
+            temperature=temperature,
+            match_entropy=match_entropy,
+            seed=seed,
+            batch=batch,
+        )
+    if save is not None:
+        save_samples(save, found)
+    result = judged(found, judging, cut=cut, batch=batch)
+    result |= {"source": source, "mauve": mauve(found, reference, judging, count, cut), **stamp()}
+    write_results(json, "samples", [result])
+    print(shown(result))
+    return result
+
+
+def judged(samples: Samples, judge: Judge, *, cut: int, batch: int) -> dict[str, Any]:
+    """All figures of these samples under this judge."""
+    eos = judge.tokenizer.eos
+    again = [ids[:cut] for ids in judge.encode(samples.texts)]
+    if not any(len(ids) > 1 for ids in again):
+        raise ArmdError("no sample has two tokens or more; there is nothing to judge")
+    result: dict[str, Any] = {
+        "retokenised": averages(judge.surprise(again, batch=batch), again, eos)
+    }
+    if samples.ids is not None and samples.vocabulary == judge.tokenizer.backend.get_vocab():
+        straight = [ids[:cut] for ids in samples.ids]
+        result["own_ids"] = averages(judge.surprise(straight, batch=batch), straight, eos)
+    own = samples.ids if samples.ids is not None else again
+    return result | {
+        **text_figures(own),
+        "entropy_over": "own tokens" if samples.ids is not None else "the judge's tokens",
+        "judge": judge.name,
+        "precision": judge.precision,
+        "samples": len(samples.texts),
+        "mean_tokens": sum(map(len, own)) / len(own),
+        "cut": cut,
+        "examples": samples.texts[:2],
+        **samples.facts,
+    }
+
+
+def read_samples(file: Path, judge: Judge, *, count: int, length: int) -> Samples:
+    """Samples from a file. A .txt without <|endoftext|> is running text: it is cut into pieces of
+    `length` tokens of the judge."""
+    try:
+        if file.suffix == ".jsonl":
+            return read_jsonl(file, count)
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(count * length * 16)
+    except UnicodeDecodeError as error:
+        raise ArmdError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    if SEPARATOR in text:
+        parts = [part.strip("\n") for part in text.split(SEPARATOR) if part.strip()][:count]
+        facts = {"form": f"texts parted by {SEPARATOR}"}
+    else:
+        (ids,) = judge.encode([text])
+        starts = range(0, len(ids) - length + 1, length) if len(ids) >= length else [0]
+        pieces = [ids[start : start + length] for start in islice(starts, count)]
+        parts = judge.tokenizer.backend.decode_batch(pieces, skip_special_tokens=False)
+        facts = {"form": f"running text in pieces of {length} judge tokens"}
+    if not any(part.strip() for part in parts):
+        raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
+    return Samples(parts, facts=facts)
+
+
+def read_jsonl(file: Path, count: int) -> Samples:
+    texts, ids = [], []
+    with file.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, 1):
+            if len(texts) == count:
+                break
+            if not line.strip():
+                continue
+            try:
+                record = jsonlib.loads(line)
+                texts.append(str(record["text"]))
+            except (ValueError, KeyError, TypeError):
+                raise ArmdError(f"{file} line {number} is no JSON object with a text") from None
+            ids.append(record.get("ids"))
+    if not texts:
+        raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
+    complete = all(isinstance(row, list) for row in ids)
+    return Samples(texts, ids if complete else None, facts={"form": "JSON lines"})
+
+
+def save_samples(file: Path, samples: Samples) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = samples.ids or [None] * len(samples.texts)
+    with file.open("w", encoding="utf-8") as out:
+        for text, ids in zip(samples.texts, rows, strict=True):
+            out.write(jsonlib.dumps({"text": text, "ids": ids}, ensure_ascii=False) + "\n")
+
+
+def mauve(samples: Samples, file: Path | None, judge: Judge, count: int, cut: int) -> Any:
+    """MAUVE against real text, if both are there; otherwise why not."""
+    if file is None:
+        return "not run: give real text with --reference"
+    if importlib.util.find_spec("mauve") is None:
+        return "not run: pip install mauve-text"
+    import mauve as package  # type: ignore[import-not-found]
+
+    real = read_samples(file, judge, count=count, length=cut)
+    return float(package.compute_mauve(p_text=real.texts, q_text=samples.texts).mauve)
+
+
+def shown(result: dict[str, Any]) -> str:
+    lines = []
+    for name, meaning in (("retokenised", "decoded, retokenised"), ("own_ids", "own token ids")):
+        if name in result:
+            part = result[name]
+            lines.append(
+                f"generative perplexity ({meaning}): corpus {part['corpus']:.2f}, "
+                f"mean of sequences {part['mean_of_sequences']:.2f}, "
+                f"{part['tokens_scored']:,} tokens scored"
+            )
+    if "own_ids" not in result:
+        lines.append(
+            "own token ids: not judged; the judge has another vocabulary, or none are known"
+        )
+    lines.append(
+        f"unigram entropy ({result['entropy_over']}): {result['entropy_bits']:.3f} bits, "
+        f"{result['entropy_nats']:.3f} nats"
+    )
+    share = ", ".join(f"{n}: {result[f'distinct_{n}']:.3f}" for n in (1, 2, 3, 4))
+    lines.append(f"distinct-n {share}; repeated 4-grams {result['repetition_4']:.3f}")
+    lines.append(f"MAUVE: {result['mauve']}")
+    names = ("judge", "precision", "samples", "mean_tokens", "cut", "form", "model", "streams")
+    names += ("temperature", "seed", "sampling_precision")
+    lines.append(", ".join(f"{name} {result[name]}" for name in names if name in result))
+    lines.append(
+        "a text's first token is not scored; the corpus average counts only the first EOS of a text"
+    )
+    return "\n".join(lines)

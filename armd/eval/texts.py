@@ -1,0 +1,175 @@
+"""The texts to score: benchmarks by name from the hub, or any local file or folder, row by row."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.formats import Reading, decoded, file_format, read_documents, unpacked
+from ..data.hub import require_hub
+from ..errors import ArmdError
+from .detokenize import DETOKENIZERS, plain
+
+# name -> hub data set, configuration, column, revision
+HUB = {
+    "lambada": ("EleutherAI/lambada_openai", "default", "text", None),
+    "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1", "text", None),
+    "wikitext103": ("Salesforce/wikitext", "wikitext-103-raw-v1", "text", None),
+    "ptb": ("ptb-text-only/ptb_text_only", "penn_treebank", "sentence", "refs/convert/parquet"),
+    "lm1b": ("billion-word-benchmark/lm1b", "plain_text", "text", "refs/convert/parquet"),
+}
+SPLIT_WORDS = {
+    "train": ("train",),
+    "validation": ("valid", "dev"),
+    "test": ("test", "heldout"),
+}
+DOCUMENT_MARKS = ("<doc ", "</doc", "<|endoftext|>")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text to score, in rows, which can be read again and again."""
+
+    name: str
+    split: str
+    source: str
+    fingerprint: str
+    """Changes when the text does."""
+    read: Callable[[], Iterator[str]]
+    detokenize: Callable[[str], str]
+    ends: bool = True
+    """Every row is a text; False: rows are lines of running text, and None ends a document."""
+
+    def rows(self) -> Iterator[str | None]:
+        """Detokenised rows; in running text, None where one text ends and the next begins."""
+        if self.ends:
+            yield from map(self.detokenize, self.read())
+        else:
+            yield from running(self.read())
+
+
+def running(lines: Iterator[str]) -> Iterator[str | None]:
+    """Lines of running text, their ends kept; a mark between documents becomes None."""
+    for line in lines:
+        yield None if line.startswith(DOCUMENT_MARKS) else line
+
+
+def find_corpora(words: str, splits: dict[str, str]) -> list[Corpus]:
+    """`lambada,ptb=PATH,PATH`: names, names with a place, or places alone."""
+    found = [find_corpus(word.strip(), splits) for word in words.split(",") if word.strip()]
+    if not found:
+        raise ArmdError(f"--data '{words}' names nothing; give {', '.join(HUB)} or name=PATH")
+    names = [corpus.name for corpus in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ArmdError(f"--data names {min(twice)} twice; give each data set once")
+    return found
+
+
+def find_corpus(word: str, splits: dict[str, str]) -> Corpus:
+    name, _, place = word.partition("=")
+    if not place and name not in HUB and Path(name).exists():
+        name, place = Path(name).stem, name
+    if place:
+        return local(name, Path(place), splits.get(name, "test"))
+    if name not in HUB:
+        raise ArmdError(
+            f"no data set '{name}'; use {', '.join(HUB)}, or {name}=PATH with a file or folder"
+        )
+    return from_hub(name, splits[name])
+
+
+def local(name: str, path: Path, split: str) -> Corpus:
+    """A file as it is, or of a folder the files that its names say are of this split."""
+    if not path.exists():
+        raise ArmdError(f"no file or folder {path} for data set {name}")
+    files, split = ((path,), path.name) if path.is_file() else split_files(name, path, split)
+    facts = [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files]
+    running_text = name not in HUB and all(
+        file_format(f) not in (".jsonl", ".parquet") for f in files
+    )
+
+    def read() -> Iterator[str]:
+        for file in files:
+            yield from rows_of(name, file)
+            if running_text:
+                yield DOCUMENT_MARKS[-1]  # one file's text ends here
+
+    return Corpus(
+        name,
+        split,
+        str(path),
+        "; ".join(facts),
+        read,
+        DETOKENIZERS.get(name, plain),
+        ends=not running_text,
+    )
+
+
+def split_files(name: str, folder: Path, split: str) -> tuple[tuple[Path, ...], str]:
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".md")
+    if not files:
+        raise ArmdError(f"no file in {folder} for data set {name}")
+    words = {w for of in SPLIT_WORDS.values() for w in of}
+    named = [f for f in files if any(w in f.name.lower() for w in words)]
+    if not named:
+        return tuple(files), "all files"
+    chosen = [f for f in named if any(w in f.name.lower() for w in SPLIT_WORDS[split])]
+    if name == "lambada":  # the OpenAI form, original case and line breaks, where it is there
+        chosen = [f for f in chosen if file_format(f) == ".jsonl"] or chosen
+    if not chosen:
+        raise ArmdError(
+            f"{folder} has no {split} split of {name}, which the protocol asks for; "
+            f"{name}=FILE scores one file whatever its split"
+        )
+    return tuple(chosen), split
+
+
+def rows_of(name: str, file: Path) -> Iterator[str]:
+    """The rows of one file, as the hub's version of the data set has them: empty rows too."""
+    if file_format(file) in (".jsonl", ".parquet"):
+        column = "sentence" if name == "ptb" and file_format(file) == ".parquet" else "text"
+        yield from (d.text for d in read_documents(file, Reading(field=column)))
+        return
+    keep_line_ends = name not in HUB or name.startswith("wikitext")
+    for line in lines(file):
+        if name in HUB and not line.strip():
+            yield ""
+        else:
+            yield line if keep_line_ends else line.strip()
+
+
+def lines(file: Path) -> Iterator[str]:
+    offset = 0
+    try:
+        with file.open("rb") as raw, unpacked(file, raw) as stream:
+            for data in io.BufferedReader(stream):  # type: ignore[arg-type]
+                yield decoded(file, offset, data, replace_invalid=False).replace("\r\n", "\n")
+                offset += len(data)
+    except (OSError, EOFError) as error:
+        raise ArmdError(f"cannot read {file}: {error}") from None
+
+
+def from_hub(name: str, split: str) -> Corpus:
+    place, configuration, column, revision = HUB[name]
+    require_hub(f"data set {name}", f"give a local copy, as --data {name}=PATH")
+    try:
+        import datasets
+    except ImportError:
+        raise ArmdError(
+            f"data set {name} needs pip install 'armd[eval]', or a local copy: {name}=PATH"
+        ) from None
+
+    def read() -> Iterator[str]:
+        try:
+            table = datasets.load_dataset(
+                place, configuration, split=split, revision=revision, streaming=True
+            )
+            for row in table:
+                yield row[column]  # type: ignore[index]
+        except Exception as error:  # datasets raises whatever its readers raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ArmdError(
+                f"cannot read {place} ({reason}); give a local copy, as --data {name}=PATH"
+            ) from None
+
+    return Corpus(name, split, f"hf:{place}", f"hf:{place}", read, DETOKENIZERS[name])

@@ -1,0 +1,145 @@
+"""From rows of text to windows of tokens: what each protocol scores, counts and drops."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from ..errors import ArmdError
+
+Encode = Callable[[list[str]], list[list[int]]]
+AT_ONCE = 256
+PEERS_GROUP = 1000
+"""Rows that the peers' data loaders cut into windows at a time, dropping each group's tail."""
+
+_NAMES: tuple[str, ...] = ("lambada", "wikitext2", "ptb", "wikitext103", "lm1b")
+_TEST: dict[str, str] = dict.fromkeys(_NAMES, "test")
+_VALIDATION: dict[str, str] = _TEST | dict.fromkeys(_NAMES[1:4], "validation")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a benchmark is cut and counted."""
+
+    name: str
+    splits: dict[str, str]
+    row_end: bool
+    """An EOS after every row, empty rows too."""
+    wrapped: bool
+    """A window is BOS, window - 2 tokens, EOS; otherwise it is a plain cut."""
+    tail: bool
+    """The tokens left over, fewer than a window, are scored too."""
+    group: int | None
+    """Rows cut at a time, the tail of each group dropped; None: the whole text at once."""
+    first: bool = True
+    """The first token of a window is scored, where the model can score it."""
+    by_row: bool = False
+    """Each row is a window of its own, cut to its length, never joined with the next."""
+
+
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol("exact", _TEST, row_end=True, wrapped=False, tail=True, group=None),
+        Protocol(
+            "sedd",
+            _TEST | {"wikitext2": "train"},
+            row_end=True,
+            wrapped=False,
+            tail=False,
+            group=PEERS_GROUP,
+        ),
+        Protocol("mdlm", _VALIDATION, row_end=True, wrapped=True, tail=False, group=PEERS_GROUP),
+        Protocol(
+            "bd3lm",
+            _VALIDATION,
+            row_end=False,
+            wrapped=True,
+            tail=False,
+            group=PEERS_GROUP,
+            first=False,
+        ),
+        Protocol("rows", _TEST, row_end=True, wrapped=False, tail=True, group=None, by_row=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    index: int
+    ids: list[int]
+
+
+@dataclass
+class Tally:
+    """What was read and cut so far."""
+
+    rows: int = 0
+    text_bytes: int = 0
+    tokens: int = 0
+    """Tokens of the text, row ends among them, the BOS and EOS around a window not."""
+    windows: int = 0
+    dropped: int = 0
+    _rest: list[int] = field(default_factory=list)
+
+
+def cut(
+    protocol: Protocol,
+    rows: Iterable[str | None],
+    encode: Encode,
+    *,
+    window: int,
+    bos: int,
+    eos: int,
+    tally: Tally,
+    running: bool = False,
+) -> Iterator[Window]:
+    """Stream the windows of a text; the tally is complete when they are used up. In running text
+    rows are lines that follow each other, and None is the end of a document."""
+    room = window - 2 if protocol.wrapped else window
+    if room < 1:
+        raise ArmdError(f"a window of {window} tokens holds none of the text; raise --window")
+    rows = iter(rows)
+    while some := list(islice(rows, AT_ONCE)):
+        encoded = iter(encode([text for text in some if text is not None]))
+        for text in some:
+            ids = [] if text is None else next(encoded)
+            tally.text_bytes += len((text or "").encode())
+            tally.rows += text is not None
+            if text is None or (protocol.row_end and not running):
+                ids = [*ids, eos]
+            tally.tokens += len(ids)
+            tally._rest += ids
+            yield from _take(protocol, tally, room, bos, eos)
+    yield from _end(protocol, tally, room, bos, eos)
+
+
+def _take(protocol: Protocol, tally: Tally, room: int, bos: int, eos: int) -> Iterator[Window]:
+    """Whole windows of what has been read; at the end of a group its tail is dropped."""
+    rest = tally._rest
+    if protocol.by_row:
+        tally.dropped += max(0, len(rest) - room)
+        if rest:
+            yield _window(protocol, tally, rest[:room], bos, eos)
+        rest.clear()
+        return
+    start = 0
+    while len(rest) - start >= room:
+        yield _window(protocol, tally, rest[start : start + room], bos, eos)
+        start += room
+    del rest[:start]
+    if protocol.group and tally.rows % protocol.group == 0:
+        tally.dropped += len(rest)
+        rest.clear()
+
+
+def _end(protocol: Protocol, tally: Tally, room: int, bos: int, eos: int) -> Iterator[Window]:
+    rest, tally._rest = tally._rest, []
+    if rest and protocol.tail:
+        yield _window(protocol, tally, rest, bos, eos)
+    else:
+        tally.dropped += len(rest)
+
+
+def _window(protocol: Protocol, tally: Tally, ids: list[int], bos: int, eos: int) -> Window:
+    tally.windows += 1
+    return Window(tally.windows - 1, [bos, *ids, eos] if protocol.wrapped else ids)

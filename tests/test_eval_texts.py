@@ -1,0 +1,106 @@
+"""Every form of text loads, with the rows its data set has; what cannot be read says what to do."""
+
+import gzip
+import json
+import lzma
+import os
+from pathlib import Path
+
+import pytest
+
+from armd.errors import ArmdError
+from armd.eval.texts import find_corpora
+from armd.eval.windows import PROTOCOLS
+
+SPLITS = PROTOCOLS["exact"].splits
+DATA = os.environ.get("ARMD_DATA")
+
+
+def rows(word: str, protocol: str = "exact") -> list[str | None]:
+    (corpus,) = find_corpora(word, PROTOCOLS[protocol].splits)
+    return list(corpus.rows())
+
+
+def test_a_folder_gives_the_split_the_protocol_asks_for(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text(f" {split} words \n \n")
+    assert rows(f"ptb={tmp_path}") == ["test words", ""]
+    assert rows(f"ptb={tmp_path}", "mdlm") == ["valid words", ""]
+    assert rows(f"ptb={tmp_path / 'ptb.train.txt'}") == ["train words", ""]
+
+
+def test_wikitext_rows_keep_line_ends_and_empty_rows(tmp_path):
+    (tmp_path / "test.txt").write_text(" \n = Title = \n \n A b . \n")
+    assert rows(f"wikitext2={tmp_path / 'test.txt'}") == ["", " = Title =\n", "", " A b.\n"]
+
+
+@pytest.mark.parametrize(("suffix", "opened"), [(".gz", gzip.open), (".xz", lzma.open)])
+def test_running_text_may_be_packed(tmp_path, suffix, opened):
+    file = tmp_path / f"a.txt{suffix}"
+    with opened(file, "wt") as out:
+        out.write("one\ntwo\n<doc id=2>\nthree\n")
+    assert rows(str(file)) == ["one\n", "two\n", None, "three\n", None]
+
+
+def test_json_lines_are_rows(tmp_path):
+    file = tmp_path / "lambada_test.jsonl"
+    file.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("a \u201cb\u201d ", "c")))
+    assert rows(f"lambada={tmp_path}") == ['\na "b"', "\nc"]
+
+
+def test_bad_places_are_named(tmp_path):
+    for word, said in [
+        ("wikitext9", "no data set 'wikitext9'"),
+        ("ptb=/no/such/file", "no file or folder"),
+        ("", "names nothing"),
+    ]:
+        with pytest.raises(ArmdError, match=said):
+            find_corpora(word, SPLITS)
+    (tmp_path / "wiki.test.raw").write_text("a")
+    with pytest.raises(ArmdError, match="no train split"):
+        find_corpora(f"wikitext2={tmp_path}", PROTOCOLS["sedd"].splits)
+
+
+def test_an_unreachable_hub_names_the_local_way(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ArmdError, match="--data lambada=PATH"):
+        find_corpora("lambada", SPLITS)
+
+
+# counts published with the data: rows of each split
+KNOWN = [
+    ("ptb=ptb", "exact", 3761),
+    ("ptb=ptb", "mdlm", 3370),
+    ("wikitext2=wikitext-2", "sedd", 36718),
+    ("wikitext2=wikitext-2", "mdlm", 3760),
+    ("wikitext2=wikitext-2-raw/wiki.test.raw", "sedd", 4358),
+    ("wikitext103=wikitext-103", "exact", 4358),
+    ("lambada=lambada", "exact", 5153),
+    ("lambada=lambada/lambada_test_plain_text.txt", "exact", 5153),
+    ("lm1b=lm1b-heldout", "exact", 12216 + 12105),
+    ("web=webtext-snippets/webtext.test.jsonl", "exact", 4723),
+]
+
+
+@pytest.mark.skipif(not DATA, reason="ARMD_DATA names no folder of benchmark files")
+@pytest.mark.parametrize(("word", "protocol", "count"), KNOWN)
+def test_real_files_have_the_rows_they_are_known_for(word, protocol, count):
+    name, _, place = word.partition("=")
+    assert len(rows(f"{name}={Path(DATA or '') / place}", protocol)) == count
+
+
+@pytest.mark.skipif(not DATA, reason="ARMD_DATA names no folder of benchmark files")
+@pytest.mark.parametrize(
+    "place",
+    [
+        "sotu/sotu.txt.xz",
+        "wiki-c4-slices/wiki.utf8",
+        "wiki-c4-slices/c4.utf8",
+        "tiny-shakespeare",
+        "tinystories-sample/exllamav3_tiny.txt",
+    ],
+)
+def test_running_text_of_every_form_loads(place):
+    found = rows(str(Path(DATA or "") / place))
+    assert len(found) > 100 and found[-1] is None
+    assert not any(row and row.startswith("<doc ") for row in found)

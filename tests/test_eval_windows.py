@@ -1,0 +1,91 @@
+"""Windows and counts of every protocol, against counts made by hand."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from armd.eval.windows import PROTOCOLS, Tally, cut
+
+BOS, EOS = 98, 99
+
+
+def encode(texts: list[str]) -> list[list[int]]:
+    return [[ord(character) for character in text] for text in texts]
+
+
+def windows(name: str, rows: list[str], window: int) -> tuple[list[list[int]], Tally]:
+    tally = Tally()
+    found = cut(PROTOCOLS[name], rows, encode, window=window, bos=BOS, eos=EOS, tally=tally)
+    return [w.ids for w in found], tally
+
+
+A, B, C, D, E = (ord(letter) for letter in "ABCDE")
+ROWS = ["ABC", "", "DE"]  # 5 tokens, 8 with an EOS after every row: A B C $ $ D E $
+
+
+def test_exact_keeps_the_tail():
+    found, tally = windows("exact", ROWS, 3)
+    assert found == [[A, B, C], [EOS, EOS, D], [E, EOS]]
+    assert (tally.rows, tally.tokens, tally.windows, tally.dropped) == (3, 8, 3, 0)
+    assert tally.text_bytes == 5
+
+
+def test_sedd_cuts_plainly_and_drops_the_tail():
+    found, tally = windows("sedd", ROWS, 3)
+    assert found == [[A, B, C], [EOS, EOS, D]]
+    assert (tally.tokens, tally.windows, tally.dropped) == (8, 2, 2)
+
+
+def test_mdlm_wraps_windows():
+    found, tally = windows("mdlm", ROWS, 5)
+    assert found == [[BOS, A, B, C, EOS], [BOS, EOS, EOS, D, EOS]]
+    assert (tally.tokens, tally.dropped) == (8, 2)
+
+
+def test_bd3lm_has_no_row_ends():
+    found, tally = windows("bd3lm", ROWS, 4)
+    assert found == [[BOS, A, B, EOS], [BOS, C, D, EOS]]
+    assert (tally.tokens, tally.dropped) == (5, 1)
+
+
+def test_rows_are_windows_of_their_own_and_long_ones_are_cut():
+    found, tally = windows("rows", ROWS, 3)
+    assert found == [[A, B, C], [EOS], [D, E, EOS]]
+    assert (tally.windows, tally.dropped) == (3, 1)
+
+
+def test_peers_drop_a_tail_every_thousand_rows():
+    # 1000 rows of 2 tokens: 285 windows of 7 and 5 over; then 500 more: 142 windows and 6 over.
+    found, tally = windows("sedd", ["A"] * 1500, 7)
+    assert len(found) == 285 + 142
+    assert tally.dropped == 5 + 6
+
+
+def test_splits_are_those_of_each_protocol():
+    assert PROTOCOLS["sedd"].splits["wikitext2"] == "train"
+    assert PROTOCOLS["sedd"].splits["wikitext103"] == "test"
+    for name in ("mdlm", "bd3lm"):
+        splits = PROTOCOLS[name].splits
+        assert splits["ptb"] == splits["wikitext2"] == splits["wikitext103"] == "validation"
+        assert splits["lm1b"] == splits["lambada"] == "test"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text("ABCDE", max_size=9), min_size=1, max_size=30), st.integers(1, 12))
+def test_exact_holds_every_token_once_whatever_the_window(rows, window):
+    found, tally = windows("exact", rows, window)
+    stream = [token for row in encode(rows) for token in [*row, EOS]]
+    assert [token for ids in found for token in ids] == stream
+    assert tally.tokens == len(stream) and tally.dropped == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.text("ABCDE", max_size=9), min_size=1, max_size=30),
+    st.integers(3, 12),
+    st.sampled_from(["sedd", "mdlm", "bd3lm"]),
+)
+def test_what_is_not_scored_is_counted_as_dropped(rows, window, name):
+    found, tally = windows(name, rows, window)
+    room = window - 2 if PROTOCOLS[name].wrapped else window
+    assert all(len(ids) == window for ids in found)
+    assert len(found) * room + tally.dropped == tally.tokens
