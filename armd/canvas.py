@@ -30,18 +30,14 @@ class Canvas:
     def ends(self) -> Int[Tensor, "b t"]:
         """ends[r, t]: how many tokens of row r are there after step t; column 0 is the prefill.
         Rows with fewer steps repeat their last."""
-        rows = []
-        for position, block, known in zip(
-            self.order.position, self.order.block, self.known, strict=True
-        ):
-            border = torch.cat([block[1:] != block[:-1], torch.ones(1, dtype=torch.bool)])
-            end = border.nonzero().flatten() + 1
-            blank = (~known[position]).nonzero().flatten()
-            first = int(blank[0]) if len(blank) else len(block)
-            given = int(end[end <= first].max()) if bool((end <= first).any()) else 0
-            rows.append(torch.cat([torch.tensor([given]), end[end > given]]))
-        steps = max(map(len, rows))
-        return torch.stack([torch.cat([r, r[-1:].expand(steps - len(r))]) for r in rows])
+        block, n = self.order.block, self.tokens.shape[1]
+        after = torch.arange(1, n + 1)
+        border = torch.nn.functional.pad(block[:, 1:] != block[:, :-1], (0, 1), value=True)
+        given = self.known.gather(1, self.order.position).cumprod(1).sum(1, keepdim=True)
+        filled = (after * (border & (after <= given))).amax(1, keepdim=True)
+        later = border & (after > filled)
+        end = after.where(later, n).sort(1).values[:, : int(later.sum(1).max())]
+        return torch.cat([filled, end], 1)
 
     @property
     def steps(self) -> int:

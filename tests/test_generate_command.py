@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,10 +106,10 @@ def test_json_prompts_and_stopping(folder: Path, tmp_path: Path) -> None:
     """The EOS that ends a text is among its ids, not in its text; behind it there is nothing."""
     lines = [json.dumps({"prompt": "a\nb"}), json.dumps({"text": "ü"})]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
-    words = (folder, "--prompts", tmp_path / "prompts.jsonl", "--length", 64, "--count", 40)
-    words += ("--out", tmp_path / "out.jsonl", "--temperature", 1.5)
+    words = (folder, "--prompts", tmp_path / "prompts.jsonl", "--length", 64, "--count", 16)
+    words += ("--out", tmp_path / "out.jsonl", "--temperature", 1.5, "--batch", 32)
     stopped, free = run(*words), run(*words, "--no-stop")
-    assert [record["prompt"] for record in free][::40] == ["a\nb", "ü"]
+    assert [record["prompt"] for record in free][::16] == ["a\nb", "ü"]
     ended = 0
     for short, long in zip(stopped, free, strict=True):
         end = long["ids"].index(256) + 1 if 256 in long["ids"] else 64
@@ -124,17 +126,17 @@ def test_without_a_terminal_show_prints_plain_text(folder: Path, capsys) -> None
 
 
 def test_match_entropy_finds_its_temperature(folder: Path, tmp_path: Path) -> None:
-    words = (folder, "--length", 48, "--count", 16, "--match-entropy", 4.5, "--no-stop")
+    words = (folder, "--length", 32, "--count", 16, "--match-entropy", 4, "--no-stop")
     run(*words, "--batch", 16, "--json", tmp_path / "figures.json", "--out", tmp_path / "o.jsonl")
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert abs(figures["entropy_bits"] - 4.5) <= 0.02
+    assert abs(figures["entropy_bits"] - 4) <= 0.02
     assert figures["settings"]["temperature"] < 1
 
 
 def test_entropy_in_bits_and_its_reach(folder: Path) -> None:
     tokens = torch.tensor([[1, 1, 1, 1], [1, 2, 1, 2], [0, 1, 2, 3]])
     assert unigram_entropy(tokens).tolist() == [0.0, 1.0, 2.0]
-    with pytest.raises(ArmdError, match=r"out of reach.* to 5\.[0-9]+;"):
+    with pytest.raises(ArmdError, match=r"out of reach.* give 2\.[0-9]+ to 4\.[0-9]+;"):
         match_temperature(load_model(folder), 9.0, length=32, count=2)
     rows = {True: [[1, 1, 1, 1]], False: [[1, 2, 3, 4]]}
     with pytest.raises(ArmdError, match="no temperature gives"):
@@ -240,7 +242,14 @@ def test_folders_that_hold_no_model_of_ours(folder: Path, tmp_path: Path) -> Non
 def start(*words: object, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [*launcher, "-m", "armd.cli", "generate", *map(str, words)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell may have started us deaf to interrupts, and children inherit that
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def test_an_interrupt_keeps_what_was_written(folder: Path, tmp_path: Path) -> None:
@@ -248,7 +257,7 @@ def test_an_interrupt_keeps_what_was_written(folder: Path, tmp_path: Path) -> No
     words = (folder, "--count", 100_000, "--length", 60, "--batch", 1, "--no-stop", "--out", out)
     process = start(*words)
     while process.poll() is None and (not out.exists() or out.read_text().count("\n") < 3):
-        pass
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err
