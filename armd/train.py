@@ -22,6 +22,7 @@ from .distributed import Group, joined, unwrapped
 from .errors import ArmdError
 from .export import EXPORT, export
 from .live import Figures, View
+from .memory import keep_freed_memory
 from .recipe import Recipe
 from .run import Metrics, open_run
 from .trainer import Batch, Trainer, load_batch, rate
@@ -56,6 +57,7 @@ def train(recipe: Recipe) -> Path:
     0, both after a checkpoint."""
     recipe.check()
     dataset = open_dataset(recipe.data)
+    keep_freed_memory()
     with joined(recipe.machine.device) as group, Stop() as stop:
         if group.first:
             open_run(recipe, dataset)
