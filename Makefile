@@ -8,7 +8,7 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-		--editable '.[dev,plots,demo]' --constraint constraints.txt
+		--editable '.[dev,plots,demo,eval]' --constraint constraints.txt
 	@touch $@
 
 lint: setup
@@ -17,7 +17,7 @@ lint: setup
 	$(BIN)/pyright
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 demo: setup
 	$(BIN)/armd demo

@@ -7,7 +7,7 @@ from pathlib import Path
 
 def demo(*, folder: Path = Path("runs/demo"), json: Path | None = None) -> None:
     """Prepare State of the Union addresses, train a small model, print how well it reads in each
-    order, and let it write with 1, 2 and 4 streams. What an earlier call has done is not done again.
+    order, and let it write with 1, 2 and 4 streams. What an earlier call did is not done again.
 
     Args:
         folder: Where the dataset and the run go.
