@@ -8,7 +8,7 @@ import torch
 
 import armd.configuration_armd  # noqa: F401 - before the hook, which takes transformers' configs for dataclasses
 
-jaxtyping.install_import_hook("armd", "beartype.beartype")
+jaxtyping.install_import_hook("armd", "checker.check")
 torch.set_num_threads(1)  # tensors here are tiny: on busy cores a second thread only waits
 
 
