@@ -52,17 +52,17 @@ class SkinnyLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
         if len(rows) > FEW:
-            return self._plain(rows).view(*x.shape[:-1], self.outputs)
+            return nn.functional.linear(rows, self.matrix()).view(*x.shape[:-1], self.outputs)
         out = rows.new_empty(len(rows), self.outputs)
         scale = 0 if self.scale is None else self.scale.data_ptr()
         sizes = (len(rows), self.depth, self.outputs)
         self.product(rows.data_ptr(), self.panels.data_ptr(), scale, out.data_ptr(), *sizes)
         return out.view(*x.shape[:-1], self.outputs)
 
-    def _plain(self, rows: Float[Tensor, "r m"]) -> Float[Tensor, "r n"]:
-        weight = self.panels.mT.flatten(0, 1)[: self.outputs].to(rows.dtype)
-        out = nn.functional.linear(rows, weight)
-        return out if self.scale is None else out * self.scale
+    def matrix(self) -> Float[Tensor, "n m"]:
+        """The weights as they count, laid out as usual."""
+        weight = self.panels.mT.flatten(0, 1)[: self.outputs].float()
+        return weight if self.scale is None else weight * self.scale[:, None]
 
 
 class FastLM(ArmdLM):
@@ -72,6 +72,9 @@ class FastLM(ArmdLM):
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)
+
+    def head_matrix(self) -> Float[Tensor, "v d"]:
+        return cast(SkinnyLinear, self.head).matrix()
 
 
 def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:

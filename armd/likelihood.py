@@ -20,7 +20,7 @@ def log_likelihood(model: ArmdLM, tokens: Int[Tensor, "b n"], order: Order) -> F
     rows = model.hidden(tokens, order)
     position = order.rows(len(tokens)).position.to(tokens.device)
     target = tokens.gather(1, position.expand(tokens.shape))
-    logp = target_log_probs(rows.flatten(0, 1), model.embedding.weight, target.flatten())
+    logp = target_log_probs(rows.flatten(0, 1), model.head_matrix(), target.flatten())
     return logp.view(tokens.shape)
 
 

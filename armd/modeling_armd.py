@@ -166,7 +166,10 @@ class ArmdLM(PreTrainedModel):
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         """The head, tied to the embedding."""
-        return nn.functional.linear(rows, self.embedding.weight)
+        return nn.functional.linear(rows, self.head_matrix())
+
+    def head_matrix(self) -> Float[Tensor, "v d"]:
+        return self.embedding.weight
 
     def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
         """G^0: prefix aggregation over what each row sees."""
@@ -209,7 +212,7 @@ class ArmdLM(PreTrainedModel):
         if weight is not None:
             share = share * weight.expand(labels.shape).flatten()
         share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
-        loss = weighted_loss(rows.flatten(0, 1), self.embedding.weight, target, share)
+        loss = weighted_loss(rows.flatten(0, 1), self.head_matrix(), target, share)
         return MaskedLMOutput(loss=loss)  # type: ignore
 
     def _fit(self, tokens: Tensor, order: Order) -> Order:

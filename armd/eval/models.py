@@ -89,15 +89,22 @@ def load(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(precision)
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+    dtype = kinds.get(precision)
     if dtype is None:
-        raise ArmdError(f"no precision '{precision}'; use float32 or bfloat16")
+        raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
     folder = model_folder(name)
     kind = json.loads((folder / "config.json").read_text())["model_type"] if folder else "hub"
     if kind == "armd":
         from ..modeling_armd import ArmdLM
 
         model = ArmdLM.from_pretrained(folder, dtype=dtype)
+        if precision == "int8":
+            from ..fast import pack
+
+            model = pack(model, "int8")
+    elif precision == "int8":
+        raise ArmdError("int8 weights are for our own models; use float32 or bfloat16 for this one")
     else:
         model = causal_lm(str(folder or name), dtype)
     found = model_tokenizer(str(folder or name), tokenizer)

@@ -28,7 +28,7 @@ def eval_ppl(
     window: int | None = None,
     tokenizer: str | None = None,
     device: str | None = None,
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Literal["float32", "bfloat16", "int8"] = "float32",
     json: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Perplexity of a model on texts it was not trained on.
@@ -41,7 +41,8 @@ def eval_ppl(
         window: Tokens in a window; 1024, or the most the model takes.
         tokenizer: Its folder or name, if the model's folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
-        precision: Of weights and arithmetic; sums are float64.
+        precision: Of weights and arithmetic; sums are float64. int8 rounds the weights, as
+            `armd generate --weights int8` does.
         json: Results go here after each data set; what is there with these settings is not redone.
     """
     from .models import load

@@ -1,0 +1,74 @@
+"""Fast weights say what plain ones say: the same products, the same texts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import armd
+from armd import fast
+from armd.errors import ArmdError
+
+pytestmark = pytest.mark.skipif(fast.product() is None, reason="no C compiler here")
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 70), depth=st.integers(1, 40), outputs=st.integers(1, 50))
+def test_the_skinny_product_is_the_product(rows: int, depth: int, outputs: int) -> None:
+    g = torch.Generator().manual_seed(rows * 10007 + depth * 101 + outputs)
+    weight, x = torch.randn(outputs, depth, generator=g), torch.randn(rows, depth, generator=g)
+    exact = x.double() @ weight.double().mT
+    out = fast.SkinnyLinear(weight, int8=False)(x)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+    rounded = fast.SkinnyLinear(weight, int8=True)
+    stored = rounded.matrix()
+    assert ((stored - weight).abs() <= weight.abs().amax(1, keepdim=True) / 127 * 0.5001).all()
+    exact = x.double() @ stored.double().mT
+    torch.testing.assert_close(rounded(x).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def tiny() -> armd.ArmdLM:
+    torch.manual_seed(0)
+    return armd.ArmdLM(
+        armd.ArmdConfig(vocab_size=61, d_model=32, n_layers=4, n_heads=2, max_length=32)
+    ).eval()
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_cached_equals_full_with_fast_weights(weights: str, streams: int) -> None:
+    model = fast.pack(tiny(), weights)
+    steps = list(armd.stream(model, length=20, streams=streams))
+    text = torch.zeros(1, 20, dtype=torch.long)
+    logp = torch.zeros(1, 20, dtype=torch.float64)
+    for step in steps:
+        text.scatter_(1, step.position, step.token)
+        logp.scatter_(1, step.position, step.logp)
+    order = armd.order.strided(20, streams)
+    with torch.no_grad():
+        full = armd.log_likelihood(model, text, order).double()
+    torch.testing.assert_close(logp.gather(1, order.position[None]), full, rtol=0, atol=1e-4)
+
+
+def test_packing_leaves_the_model_as_it_was() -> None:
+    model = tiny()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    packed = fast.pack(model)
+    g = torch.Generator()
+    plain_text = armd.generate(model, length=20, streams=2, generator=g.manual_seed(1))
+    assert torch.equal(
+        plain_text, armd.generate(packed, length=20, streams=2, generator=g.manual_seed(1))
+    )
+    assert all(
+        torch.equal(p, before[name]) and p.requires_grad for name, p in model.named_parameters()
+    )
+    assert fast.pack(model, "plain") is model
+
+
+def test_what_cannot_be_packed_is_said() -> None:
+    with pytest.raises(ArmdError, match="plain, fp32, int8"):
+        fast.pack(tiny(), "fp4")
+    with pytest.raises(ArmdError, match="float32 model"):
+        fast.pack(tiny().double(), "int8")
+    double = tiny().double()
+    assert fast.pack(double, "fp32") is double
