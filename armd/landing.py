@@ -43,7 +43,8 @@ def plot_streams(
         temperature: Of the sampling.
         seed: Of the sampling.
     """
-    from .writing import Writing, opened, requested, sampling_of, write
+    from .writing import write
+    from .writing_job import Writing, opened, requested, sampling_of
 
     pyplot = _pyplot()
     job = Writing(

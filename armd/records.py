@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .data.tokenizer import TextTokenizer
     from .requests import Request
     from .sharing import Ranks
-    from .writing import Writing, Written
+    from .writing import Written
+    from .writing_job import Writing
 
 
 class Records:

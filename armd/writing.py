@@ -8,13 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from .errors import ArmdError
-from .requests import Request, batches, canvas_of, from_prompts, from_template, read_prompts
+from .requests import Request, batches, canvas_of
+from .writing_job import Writing, check, opened, requested, sampling_of
 
 if TYPE_CHECKING:
     from .data.tokenizer import TextTokenizer
@@ -23,61 +20,6 @@ if TYPE_CHECKING:
     from .sharing import Ranks
 
 MATCHED = 16  # texts over which --match-entropy takes its mean
-
-
-@dataclass(frozen=True)
-class Writing:
-    """What to write, and how."""
-
-    model: tyro.conf.Positional[str]
-    """A training run, or a folder of save_pretrained with its tokenizer."""
-    prompt: str | None = None
-    """The text to continue; without any, texts start from nothing."""
-    prompts: Path | None = None
-    """A file of prompts: .txt, one a line, or .jsonl with a prompt each."""
-    template: str | None = None
-    """A text with blanks of two or more underscores, "The ____ jumped over ____."."""
-    blank_lengths: str = ""
-    """Tokens of the blanks: 4 for all, 3,5 one for each; if not given, 1 to 8, from the seed."""
-    length: int | None = None
-    """Tokens of a text, its prompt included; 256, or the most the model takes."""
-    count: int = 1
-    """Texts to write for each prompt."""
-    streams: int = 1
-    """Runs written side by side: so many tokens a model call."""
-    order: str = "left-to-right"
-    """left-to-right, random (one token a call, anywhere) or masking:T (diffusion in T steps)."""
-    temperature: float = 1.0
-    """Below 1 sharper, above 1 flatter; 0 takes the most probable token."""
-    top_k: int | None = None
-    """Only the k most probable tokens."""
-    top_p: float | None = None
-    """Only the most probable tokens that together hold this probability."""
-    min_p: float | None = None
-    """Only tokens at least this share as probable as the most probable one."""
-    repetition_penalty: float = 1.0
-    """Above 1: tokens that the text has already become less probable."""
-    match_entropy: float | None = None
-    """Search the temperature whose texts have this unigram entropy, in bits."""
-    seed: int = 0
-    """Text i comes from (seed, i) alone, whatever the batch."""
-    stop: bool = True
-    """End a continuation at its first EOS. Templates are always filled whole."""
-    batch: int = 8
-    """Texts written at a time."""
-    show: bool = False
-    """Show each text as it appears, coloured by step; one at a time."""
-    out: Path | None = None
-    """Write the samples here, as JSON lines, each as soon as it is done."""
-    weights: Literal["fp32", "int8", "plain"] = "fp32"
-    """fp32: packed for fast decoding, where that is to be had; int8: rounded to 8 bits, less to
-    read; plain: as they are."""
-    threads: int | None = None
-    """CPU threads."""
-    device: str = "cpu"
-    """cpu, cuda or cuda:N."""
-    json: Path | None = None
-    """The figures go here."""
 
 
 @dataclass(frozen=True)
@@ -111,79 +53,6 @@ def generate(job: Writing) -> dict[str, Any]:
     if ranks.first:
         report(job, figures)
     return figures
-
-
-def sampling_of(job: Writing) -> Sampling:
-    from .sampling import Sampling
-
-    return Sampling(
-        temperature=job.temperature,
-        top_k=job.top_k,
-        top_p=job.top_p,
-        min_p=job.min_p,
-        repetition_penalty=job.repetition_penalty,
-    )
-
-
-def check(job: Writing) -> None:
-    """What can be told to be wrong before the model is there."""
-    if sum(given is not None for given in (job.prompt, job.prompts, job.template)) > 1:
-        raise ArmdError("give one of --prompt, --prompts and --template, not more")
-    for name in ("count", "batch", "length", "threads"):
-        value = getattr(job, name)
-        if value is not None and value < 1:
-            raise ArmdError(f"--{name} {value} must be at least 1")
-    if job.blank_lengths and job.template is None:
-        raise ArmdError("--blank-lengths is for the blanks of a --template; give one")
-    if job.template is not None and job.length is not None:
-        raise ArmdError("a template has its own length; use --blank-lengths instead of --length")
-    for file in (job.out, job.json):
-        if file is not None and file.is_dir():
-            raise ArmdError(f"{file} is a folder; name a file to write to")
-
-
-def opened(job: Writing) -> tuple[ArmdLM, TextTokenizer]:
-    """The model, with the weights asked for, and its tokenizer."""
-    import torch
-
-    from .pretrained import load_model, load_tokenizer
-    from .sharing import device_here
-
-    if job.threads:
-        torch.set_num_threads(job.threads)
-    model = load_model(job.model, device=device_here(job.device))
-    tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
-    if job.weights == "plain":
-        return model, tokenizer
-    try:
-        from .fast import pack  # type: ignore[import-not-found]
-    except ImportError:
-        if job.weights == "int8":
-            raise ArmdError("int8 weights are not to be had here; use --weights fp32") from None
-        return model, tokenizer
-    return pack(model, weights=job.weights), tokenizer
-
-
-def requested(job: Writing, model: ArmdLM, tokenizer: TextTokenizer) -> list[Request]:
-    def encode(text: str) -> list[int]:
-        return tokenizer.backend.encode(text, add_special_tokens=False).ids
-
-    most = model.config.max_length
-    if job.template is None:
-        prompts = read_prompts(job.prompts) if job.prompts else [job.prompt or ""]
-        length = min(256, most) if job.length is None else job.length
-        if length > most:
-            raise ArmdError(f"--length {length} passes the model's {most} tokens; lower it")
-        return from_prompts(prompts, encode, length=length, count=job.count, max_length=most)
-    requests = from_template(
-        job.template, encode, lengths=job.blank_lengths, count=job.count, seed=job.seed
-    )
-    longest = max(len(request.tokens) for request in requests)
-    if longest > most:
-        raise ArmdError(
-            f"the template makes {longest} tokens, the model takes {most}; shorten it or its blanks"
-        )
-    return requests
 
 
 def matched(
