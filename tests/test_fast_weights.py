@@ -72,3 +72,11 @@ def test_what_cannot_be_packed_is_said() -> None:
         fast.pack(tiny().double(), "int8")
     double = tiny().double()
     assert fast.pack(double, "fp32") is double
+
+
+def test_compiled_layers_write_the_same_text(unchecked: None) -> None:
+    model, g = tiny(), torch.Generator()
+    wrapped = fast.compiled(model, backend="eager")
+    plain_text = armd.generate(model, length=12, streams=3, generator=g.manual_seed(2))
+    text = armd.generate(wrapped, length=12, streams=3, generator=g.manual_seed(2))
+    assert torch.equal(text, plain_text)

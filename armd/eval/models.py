@@ -98,7 +98,7 @@ def load(
     if kind == "armd":
         from ..modeling_armd import ArmdLM
 
-        model = ArmdLM.from_pretrained(folder, dtype=dtype)
+        model: Any = ArmdLM.from_pretrained(folder, dtype=dtype)
         if precision == "int8":
             from ..fast import pack
 
