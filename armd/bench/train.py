@@ -113,7 +113,7 @@ def measure(
     steps = {name: step(model) for name, model in models.items()}
     memory = {name: peak_memory(run, device) for name, run in steps.items()}
     keep_freed_memory()
-    times = interleave(steps, repeats=repeats, device=device)
+    times = interleave(steps, repeats=repeats, device=device, warm=True)
     rows = []
     for name, model in models.items():
         ar = 3 * forward_flops(models["AR"].config, length, batch=batch)
