@@ -4,16 +4,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ..checkpoint import Checkpoints
+from ..curriculum import Stage
 from ..data.dataset import open_dataset
 from ..distributed import Group, find_device
+from ..order import left_to_right
 from ..recipe import Recipe
-from ..trainer import Batch, Trainer, load_batch
+from ..trainer import Batch, Part, Trainer, load_batch
 
 
 @dataclass(frozen=True)
@@ -108,3 +110,36 @@ def checkpoint_stall(recipe: Recipe, vocab_size: int, batch: Batch) -> Stall:
         step_during=marks[3] - marks[2],
         written=marks[4] - marks[2],
     )
+
+
+def report_loop(data: str, *, steps: int = 30) -> dict[str, dict[str, float]]:
+    """The loop at the `mini` size in each phase of its curriculum, and a checkpoint at `small`."""
+    from ..presets import preset
+
+    mini, small = replace(preset("mini"), data=data), preset("owt-small")
+    phases = {
+        "left to right": replace(mini.curriculum, i_ar=10**6, i_perm=10**6),
+        "shuffled": replace(mini.curriculum, i_ar=0, i_perm=1),
+        "strided": replace(mini.curriculum, steps=0, i_ar=0, i_perm=0),
+    }
+    figures = {}
+    for name, curriculum in phases.items():
+        cost = loop_overhead(replace(mini, curriculum=curriculum), steps=steps)
+        figures[name] = asdict(cost)
+        print(
+            f"loop over bare step, {name}: {cost.ratio_of_minima:.3f} (minima), "
+            f"{cost.ratio_of_medians:.3f} (medians) of {cost.bare_median * 1e3:.0f} ms"
+        )
+    one = replace(small.optimizer, batch_size=1)
+    small = replace(small, optimizer=one, machine=replace(small.machine, micro_batch=1))
+    length, vocab_size = small.network.length, 50257
+    tokens = torch.randint(vocab_size, (1, length))
+    part = Part(tokens, tokens, left_to_right(length), length)
+    batch = Batch(0, Stage("shuffled", 0), [part], length)
+    stall = checkpoint_stall(small, vocab_size, batch)
+    figures["checkpoint at small"] = asdict(stall)
+    print(
+        f"checkpoint at small: a step {stall.step_before:.1f} s, while it is written "
+        f"{stall.step_during:.1f} s, save returns after {stall.save:.1f} s"
+    )
+    return figures

@@ -38,6 +38,9 @@ def bench_train(
     gpt2: bool = True,
     vocabulary: int = 50257,
     compile: bool = False,
+    loop: Annotated[
+        Path | None, tyro.conf.arg(help="a prepared dataset: time the training loop on it instead")
+    ] = None,
     threads: int | None = None,
     device: str = "cpu",
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
@@ -50,6 +53,13 @@ def bench_train(
 
     if threads:
         torch.set_num_threads(threads)
+    if loop is not None:
+        from .loop import report_loop
+
+        figures = report_loop(str(loop))
+        if json_file:
+            json_file.write_text(json.dumps(figures, indent=1))
+        return
     where = torch.device(device)
     peak = gemm_peak(where)
     print(f"GEMM peak {peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads, batch {batch}")
