@@ -48,7 +48,7 @@ def sort_in(found: Findings, file: Path) -> None:
     if content.get("kind") in KINDS:
         results = [{**result, "file": str(file)} for result in content.get("results", [])]
         getattr(found, content["kind"]).extend(results)
-    elif is_bench(rows := content.get("rows", ())):
+    elif is_bench(rows := content.get("rows", [])):
         settings = content.get("settings", {})
         found.bench += [{**row, "settings": settings, "file": str(file)} for row in rows]
 
