@@ -83,7 +83,7 @@ class ArmdScorer:
         order = left_to_right(tokens.shape[1]) if order is None else order
         rows, order = self.model.hidden(tokens, order), order.rows(len(tokens)).to(tokens.device)
         target = tokens.gather(1, order.position.expand(tokens.shape))
-        found = picked_from_rows(rows, self.model.embedding.weight, target)
+        found = picked_from_rows(rows, self.model.head_matrix(), target)
         return found.gather(1, order.inverse().expand(found.shape))
 
 
