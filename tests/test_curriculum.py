@@ -41,7 +41,7 @@ def test_rho_never_falls() -> None:
     assert values == sorted(values) and set(values) == set(range(33))
 
 
-@given(st.integers(0, 3), st.integers(0, 400_000), st.integers(0, 511))
+@given(st.integers(0, 3), st.integers(0, 399_999), st.integers(0, 511))
 @settings(max_examples=40, deadline=None)
 def test_at_most_rho_tokens_move(seed: int, step: int, row: int) -> None:
     now = stage(PAPER, seed=seed, step=step)

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..errors import ArmdError
 from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
@@ -16,6 +16,7 @@ from .hub import require_hub
 WORDS = ("sotu", "python")
 
 
+@runtime_checkable
 class Source(Protocol):
     """Documents that can be read again and again, the same each time."""
 
