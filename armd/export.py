@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
 from .configuration_armd import ArmdConfig
@@ -28,7 +29,8 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
         shutil.copytree(tokenizer, aside)
     else:
         aside.mkdir(parents=True)
-    write_tensors(aside / "model.safetensors", weights, {"format": "pt"})
+    facts = {"format": "pt", "step": str(checkpoint.step)}
+    write_tensors(aside / "model.safetensors", weights, facts)
     config.architectures = ["ArmdLM"]
     config.save_pretrained(str(aside))
     if out.exists():
@@ -36,6 +38,15 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
     aside.rename(out)
     sync_folder(out.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def exported_step(out: Path) -> int | None:
+    """Of which step's weights an export is; None where there is no whole one."""
+    try:
+        with safe_open(out / "model.safetensors", "pt") as file:
+            return int((file.metadata() or {})["step"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
 
 
 def model_folder(place: Path | str) -> Path:

@@ -20,7 +20,7 @@ from .checkpoint import Checkpoint, Checkpoints
 from .data.dataset import Dataset, open_dataset
 from .distributed import Group, joined, unwrapped
 from .errors import ArmdError
-from .export import EXPORT, export
+from .export import EXPORT, export, exported_step
 from .live import Figures, View
 from .memory import keep_freed_memory
 from .recipe import Recipe
@@ -100,7 +100,8 @@ class Run:
         self.step = found.step if found else 0
         if found:
             self.trainer.resume(found)
-            if group.first and not (self.folder / EXPORT).exists():
+            # a kill may have come between the checkpoint and its export
+            if group.first and exported_step(self.folder / EXPORT) != found.step:
                 self._export(found)
         self.heldout: list[Any] = []
         if recipe.report.validate_every:

@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
 from training_help import (  # noqa: E402
     final_state,
     heldout,
@@ -75,6 +76,19 @@ def test_killed_at_random_moments_equals_uninterrupted(
         kills += 1
     assert kills >= 2, "the run ended before it was killed: shorten the moments"
     assert_same(whole, tmp_path / "run")
+
+
+def test_killed_between_the_last_checkpoint_and_its_export(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The export still holds an earlier step; going on, with nothing left to train, mends it."""
+    recipe, out = tiny(data, tmp_path / "run"), tmp_path / "run"
+    assert run(recipe) == 0
+    export = out / "export" / "model.safetensors"
+    blank = {name: torch.zeros_like(value) for name, value in load_file(export).items()}
+    save_file(blank, export, {"format": "pt", "step": "8"})
+    assert run(recipe) == 0
+    assert_same(whole, out)
 
 
 def test_killed_while_a_checkpoint_is_written_equals_uninterrupted(

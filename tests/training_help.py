@@ -2,6 +2,7 @@
 quickly, because one server process has imported torch for all of them."""
 
 import faulthandler
+import hashlib
 import json
 import multiprocessing
 import os
@@ -135,10 +136,14 @@ def heldout(out: Path) -> list[tuple[int, dict[str, float]]]:
     return [(row["step"], row["heldout"]) for row in read_metrics(out) if "heldout" in row]
 
 
-def final_state(out: Path, step: int = 16) -> bytes:
-    """Weights and optimizer state, byte for byte."""
-    return (out / "checkpoints" / f"step-{step:08d}" / "state-00000.safetensors").read_bytes()
+def final_state(out: Path, step: int = 16) -> str:
+    """Weights and optimizer state, byte for byte: their digest."""
+    return digest(out / "checkpoints" / f"step-{step:08d}" / "state-00000.safetensors")
 
 
-def weights(out: Path) -> bytes:
-    return (out / "export" / "model.safetensors").read_bytes()
+def weights(out: Path) -> str:
+    return digest(out / "export" / "model.safetensors")
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
