@@ -49,15 +49,6 @@ def exported_step(out: Path) -> int | None:
         return None
 
 
-def model_folder(place: Path | str) -> Path:
-    """The exported model of a run, or the folder itself if it is one."""
-    place = Path(place)
-    for folder in (place / EXPORT, place):
-        if (folder / "model.safetensors").is_file():
-            return folder
-    raise ArmdError(f"no model in {place}; give a run's folder or an exported model")
-
-
 def best_checkpoint(run: Path) -> Checkpoint:
     """The checkpoint of a run with the least held-out loss."""
     folder = run / "checkpoints"

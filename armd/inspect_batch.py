@@ -63,9 +63,9 @@ def row_losses(run: Path, tokens, scored, order) -> list[float]:
     """Nats per scored token of each row."""
     import torch
 
-    from .export import model_folder
     from .likelihood import log_likelihood
     from .modeling_armd import ArmdLM
+    from .pretrained import model_folder
 
     model = ArmdLM.from_pretrained(model_folder(run)).eval()
     with torch.no_grad():

@@ -16,9 +16,9 @@ from .data.dataset import Split
 from .data.sampler import batch
 from .distributed import Group, gradients_shared, local, spread, unwrapped, whole
 from .errors import ArmdError
-from .export import model_folder
 from .modeling_armd import ArmdLM
 from .order import Order
+from .pretrained import model_folder
 from .recipe import Optimizer, Recipe
 from .shapes import Int, Tensor
 
