@@ -1,0 +1,84 @@
+"""What every diffusion baseline shares: its config, and what trainer and evaluation ask of it."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
+
+from ..configuration_armd import ArmdConfig
+from ..order import Order
+from ..shapes import Bool, Float, Int, Tensor
+
+
+class BaselineConfig(ArmdConfig):
+    """Our sizes, and which rival this is."""
+
+    model_type = "armd-baseline"
+
+    model: str = "mdlm"
+    """A name of baselines.MODELS."""
+    block_size: int = 1
+    """Of block diffusion: tokens that are denoised together."""
+    diffusion_steps: int = 1000
+    """Of a discrete-time process."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Texts that a sampler wrote."""
+
+    tokens: Int[Tensor, "b n"]
+    calls: int
+    """Passes of the model that it took; steps that changed nothing and were skipped do not count."""
+
+
+class Baseline(PreTrainedModel):
+    """A rival. Randomness comes from `generator`, or, without one, from torch's own state, which
+    the trainer sets for every step."""
+
+    config_class = BaselineConfig
+    config: BaselineConfig
+    bound = True
+    """Its nll is an upper bound of -log p, seen in one draw."""
+
+    @abstractmethod
+    def nll(
+        self,
+        tokens: Int[Tensor, "b n"],
+        scored: Bool[Tensor, "b n"],
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "b"]:
+        """One unbiased draw of the bound on -log p of each row's scored tokens, in nats. Tokens
+        that are not scored (pads) are never noised."""
+
+    @abstractmethod
+    def sample(
+        self,
+        *,
+        batch: int,
+        length: int,
+        steps: int,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Drawn:
+        """Texts from nothing, with at most about `steps` passes of the model; float64 draws."""
+
+    def objective(
+        self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, ""]:
+        """What training minimises: the mean over scored tokens."""
+        return self.nll(tokens, scored).sum() / scored.sum().clamp(min=1)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b n"],
+        order: Order | None = None,
+        labels: Int[Tensor, "b n"] | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        """The training loss. The order that our model's trainer gives is none of its business."""
+        scored = torch.ones_like(input_ids, dtype=torch.bool) if labels is None else labels >= 0
+        return MaskedLMOutput(loss=self.objective(input_ids, scored))  # type: ignore[arg-type]
