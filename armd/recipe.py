@@ -32,11 +32,14 @@ class Network:
     query: Literal["prefix", "mean", "shift"] = "prefix"
     """Where the query stream starts; "shift" is the ordinary autoregressive model."""
     dropout: float = 0.02
+    pe_std: float = 0.0
+    """Spread of the position MLP's first weights; 0 for unit gain, 1/sqrt(fan_in)."""
 
     def config(self, vocab_size: int) -> ArmdConfig:
         from .configuration_armd import ArmdConfig
 
         fields = dataclasses.asdict(self)
+        fields["pe_std"] = self.pe_std or None
         return ArmdConfig(vocab_size=vocab_size, max_length=fields.pop("length"), **fields)
 
 
