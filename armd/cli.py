@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval ppl": ("armd.eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
     "eval samples": ("armd.eval.samples", "eval_samples", "judge generated text"),
     "eval infill": ("armd.eval.infill", "eval_infill", "what context on both sides buys"),
+    "reproduce": ("armd.reproduce.command", "reproduce", "the paper's experiments in miniature"),
     "report": ("armd.eval.report", "report", "the paper's tables, its figures beside ours"),
     "plot": ("armd.curves", "plot_curves", "draw the curves of runs"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
