@@ -48,7 +48,7 @@ class Judges:
 
 @dataclass(frozen=True)
 class Sampler:
-    """A model with a number of passes to spend: write(temperature, seeds) gives texts and passes."""
+    """A model and how many passes it may spend; write(model, temperature, numbers) gives texts."""
 
     name: str
     run: str

@@ -27,10 +27,10 @@ def measure(study: Study, findings: Findings) -> None:
     length = study.scale.base.network.length
     whole = [(t, s) for t, s in heldout(study) if bool(s.all())]
     begins = sentence_begins(study)
+    streams = [s for s in STREAMS if 2 * s <= length]
     for trained in price_runs(study.scale):
         folder = require(study, trained.name)
         facts = {**weights_of(folder), "heldout_rows": study.scale.heldout_rows}
-        streams = [s for s in STREAMS if 2 * s <= length]
         findings.entry(
             trained.name, facts, lambda folder=folder: prices(load(folder), whole, streams, begins)
         )
