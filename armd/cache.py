@@ -101,6 +101,8 @@ def advance(
     block. Without a placing all of them enter next and see everything. Returns the final query
     rows. Positions count BOS as 0, so tokens stand at 1..n."""
     m, old = context_position.shape[1], cache.mark
+    if model.config.query == "shift":
+        return _one_stream(model, cache, context, context_position, query_position, placing)
     key, query = cache.code[context_position], cache.code[query_position]
     if placing is not None:
         key = key * (placing.context_slot != cache.spare)[..., None]
@@ -108,11 +110,6 @@ def advance(
     grown = (old.context + m, old.query + query_position.shape[1])
     cache.mark = Mark(*(grown if placing is None else (placing.context, placing.query)), state)
     turn = cache.turn[context_position]
-    if model.config.query == "shift":
-        entry = Entry(old.context, cache.mark.context)
-        if placing is not None:
-            entry = replace(entry, slot=placing.context_slot, limit=placing.context_limit)
-        return model.norm(_causal(model, 0, cache, context, turn, entry))
     if placing is not None and old.context == 0:
         sums = prefix_sums_in_blocks(query, key, context, placing.strict_limit)
     else:
@@ -128,6 +125,27 @@ def advance(
     query_turn = cache.turn[query_position]
     rows = _two_streams(model, cache, rows, torch.cat([turn, query_turn], 1), m, low)
     return model.norm(_causal(model, model.config.n_two_stream, cache, rows, query_turn, high))
+
+
+def _one_stream(
+    model: ArmdLM,
+    cache: Cache,
+    context: Float[Tensor, "b m d"],
+    context_position: Int[Tensor, "b m"],
+    query_position: Int[Tensor, "b m"],
+    placing: Placing | None,
+) -> Float[Tensor, "b m d"]:
+    """The same with the shifted query: one row a token, which predicts the token after it."""
+    start = cache.mark.context
+    count = start + context.shape[1] if placing is None else placing.context
+    cache.mark = replace(cache.mark, context=count)
+    entry = Entry(start, count)
+    if placing is not None:
+        entry = replace(entry, slot=placing.context_slot, limit=placing.context_limit)
+    # behind the last token of a shorter prompt stands padding: what it wants comes at the end
+    wanted = query_position.where(query_position < cache.spare, query_position[:, -1:])
+    rows = model.one_stream(context, cache.code, wanted)
+    return model.norm(_causal(model, 0, cache, rows, cache.turn[context_position], entry))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
         )
     # the memo makes the copy share every parameter
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    fast.__class__ = FastLM
+    fast.__class__ = type(f"Fast{type(model).__name__}", (FastLM, type(model)), {})
     for part in fast.layers:
         layer = cast(Layer, part)
         for name in ("query", "key_value", "out", "gate_up", "down"):

@@ -206,5 +206,7 @@ def _check(model: ArmdLM, canvas: Canvas) -> None:
             f"a given token is outside the vocabulary of {config.vocab_size}; is this the model's "
             "own tokenizer?"
         )
-    if config.query == "shift" and not (canvas.order.forward and canvas.is_prefix):
+    if model.any_order:
+        model.check_order(canvas.order)
+    elif not (canvas.order.forward and canvas.is_prefix):
         raise ArmdError("query='shift' is autoregressive: it writes left to right after a prompt")

@@ -2,6 +2,8 @@
 trainer and evaluation are the ones that our own model has."""
 
 import difflib
+import importlib
+from typing import Any
 
 from ..errors import ArmdError
 
@@ -28,3 +30,30 @@ def check_name(name: str) -> str:
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(MODELS)}"
         raise ArmdError(f"no model '{name}'; {hint}")
     return name
+
+
+def model_class(name: str) -> Any:
+    """The class of that model."""
+    module, found, _ = MODELS[check_name(name)]
+    return getattr(importlib.import_module(module, __name__), found)
+
+
+def config_of(name: str, **sizes: Any) -> Any:
+    """The config of that model; ours and the autoregressive one have none of their own."""
+    from ..configuration_armd import ArmdConfig
+    from .baseline import BaselineConfig
+
+    if check_name(name) in ("armd", "ar"):
+        return ArmdConfig(**sizes)
+    _, _, block = name.partition("bd3lm-")
+    return BaselineConfig(model=name, block_size=int(block or 1), **sizes)
+
+
+def name_of(config: Any) -> str:
+    """Which model a config is of."""
+    return getattr(config, "model", "ar" if config.query == "shift" else "armd")
+
+
+def knows_orders(name: str) -> bool:
+    """It gives the exact likelihood of a text in an order; the others a bound alone."""
+    return name in ("armd", "ar", "sigma-gpt", "xlnet")

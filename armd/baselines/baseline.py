@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ..configuration_armd import ArmdConfig
+from ..loading import StrictModel
 from ..order import Order
 from ..shapes import Bool, Float, Int, Tensor
 
@@ -35,7 +35,7 @@ class Drawn:
     """Passes of the model that it took; steps that changed nothing and were skipped do not count."""
 
 
-class Baseline(PreTrainedModel):
+class Baseline(StrictModel):
     """A rival. Randomness comes from `generator`, or, without one, from torch's own state, which
     the trainer sets for every step."""
 
@@ -79,6 +79,11 @@ class Baseline(PreTrainedModel):
         labels: Int[Tensor, "b n"] | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
-        """The training loss. The order that our model's trainer gives is none of its business."""
+        """The training loss, or, in eval mode, the bound alone: the mean over scored tokens. The
+        order that our model's trainer gives is none of its business."""
         scored = torch.ones_like(input_ids, dtype=torch.bool) if labels is None else labels >= 0
-        return MaskedLMOutput(loss=self.objective(input_ids, scored))  # type: ignore[arg-type]
+        if self.training:
+            loss = self.objective(input_ids, scored)
+        else:
+            loss = self.nll(input_ids, scored).sum() / scored.sum().clamp(min=1)
+        return MaskedLMOutput(loss=loss)  # type: ignore[arg-type]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
+from ..pretrained import OURS, saved_kind
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,8 @@ class Loaded:
 
     name: str
     kind: str
-    """armd, or the model_type of a causal LM."""
+    """armd (a model that knows orders), armd-baseline (a rival that only bounds its likelihood), or
+    the model_type of a causal LM."""
     model: Any
     tokenizer: TextTokenizer
     precision: str
@@ -45,10 +47,12 @@ class Loaded:
         return [encoding.ids for encoding in found]
 
     def scorer(self) -> Scorer:
-        from .scorer import ArmdScorer, CausalScorer
+        from .scorer import ArmdScorer, BaselineScorer, CausalScorer
 
         if self.kind == "armd":
             return ArmdScorer(self.model)
+        if self.kind == "armd-baseline":
+            return BaselineScorer(self.model)
         return CausalScorer(self.model, self.bos)
 
 
@@ -94,12 +98,12 @@ def load(
     if dtype is None:
         raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
     folder = model_folder(name)
-    kind = json.loads((folder / "config.json").read_text())["model_type"] if folder else "hub"
-    if kind == "armd":
-        from ..modeling_armd import ArmdLM
-
-        model: Any = ArmdLM.from_pretrained(folder, dtype=dtype)
+    kind, model_name = saved_kind(folder) if folder else ("hub", "")
+    if kind in OURS:
+        model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
         if precision == "int8":
+            if not knows_orders(model_name):
+                raise ArmdError(f"int8 weights are not for {model_name}; use float32")
             from ..fast import pack
 
             model = pack(model, "int8")
@@ -110,7 +114,7 @@ def load(
     found = model_tokenizer(str(folder or name), tokenizer)
     loaded = Loaded(
         name,
-        model.config.model_type,
+        "armd" if knows_orders(model_name) else model.config.model_type,
         model.eval().to(default_device(device)),
         found,
         precision,

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..baselines.baseline import Baseline
 from ..errors import ArmdError
 from ..modeling_armd import ArmdLM
 from ..order import Order, left_to_right
-from ..shapes import Float, Int, Tensor
+from ..shapes import Bool, Float, Int, Tensor
 
 FEW, MANY = 32, 512
 
@@ -77,7 +78,7 @@ class ArmdScorer:
 
     @property
     def any_order(self) -> bool:
-        return self.model.config.query != "shift"
+        return self.model.any_order
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         order = left_to_right(tokens.shape[1]) if order is None else order
@@ -85,6 +86,50 @@ class ArmdScorer:
         target = tokens.gather(1, order.position.expand(tokens.shape))
         found = picked_from_rows(rows, self.model.head_matrix(), target)
         return found.gather(1, order.inverse().expand(found.shape))
+
+
+@dataclass(frozen=True)
+class BaselineScorer:
+    """A rival that bounds the likelihood of a whole row, in draws of its noise."""
+
+    model: Baseline
+    any_order = False
+    bound = True
+    from_nothing = True
+    scores_first = True
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self.model.config.max_length
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
+        raise ArmdError(
+            f"{self.model.config.model} only bounds the likelihood of whole texts; "
+            "score it with armd eval ppl"
+        )
+
+    def row_log_probs(
+        self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"], generator: torch.Generator
+    ) -> Float[Tensor, "b"]:
+        """One draw of the bound on log p of each row's scored tokens. Rows of one length together:
+        these models look ahead, and would see what pads a shorter row."""
+        place = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        lengths = (scored * place).amax(1)
+        found = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
+        for length in lengths.unique().tolist():
+            rows = lengths == length
+            if length:
+                part = tokens[rows, :length], scored[rows, :length]
+                found[rows] = -self.model.nll(*part, generator).double()
+        return found
 
 
 @dataclass(frozen=True)
