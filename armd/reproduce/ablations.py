@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..run import read_recipe
 from .findings import Findings
 from .runs import Study, ablation_runs
 from .scores import heldout, load, scores, weights_of
@@ -17,6 +18,6 @@ def measure(study: Study, findings: Findings) -> None:
         facts = {**weights_of(folder), "heldout_rows": scale.heldout_rows}
 
         def figures(folder: Any = folder) -> dict[str, Any]:
-            return scores(load(folder), batches, draws=scale.draws)
+            return scores(load(folder), read_recipe(folder), batches, draws=scale.draws)
 
         findings.entry(trained.name, facts, figures)

@@ -57,10 +57,11 @@ def read(file: Path) -> dict[str, Any]:
     """A stage's file."""
     try:
         found = json.loads(file.read_text("utf-8"))
-        found["entries"], found["scale"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError):
-        raise ArmdError(f"{file} holds no results of a study; move it away") from None
-    return found
+        if {"entries", "scale"} <= found.keys():
+            return found
+    except (ValueError, AttributeError):
+        pass
+    raise ArmdError(f"{file} holds no results of a study; move it away")
 
 
 def short(figures: dict[str, Any]) -> str:

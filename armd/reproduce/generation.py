@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..data.dataset import Dataset
+from ..data.dataset import open_dataset
 from ..entropy import mean_entropy, search_temperature
 from ..errors import ArmdError
 from ..generation import generate
@@ -155,8 +155,8 @@ def judged(texts: list[list[int]], judges: Judges) -> dict[str, Any]:
     """Entropy and both judges' perplexities, each with the standard error of its logarithm."""
     figures: dict[str, Any] = {"texts": len(texts), "entropy_bits": mean_entropy(texts)}
     figures |= named("own", own_surprise(texts, judges.own))
-    backend = judges.tokenizer.backend
-    strings = backend.decode_batch(texts[: judges.most], skip_special_tokens=True)
+    decode = judges.tokenizer.decode
+    strings = [str(decode(row, skip_special_tokens=True)) for row in texts[: judges.most]]
     if judges.large is not None:
         rows = judges.large.encode(strings)
         figures |= named("large", judges.large.surprise(rows, batch=16))
@@ -191,4 +191,4 @@ def load_judges(study: Study) -> Judges:
         print(f"  without the large judge: {error}", flush=True)
         large = None
     own = load(Path(require(study, "judge")))
-    return Judges(own, large, Dataset(study.data).tokenizer(), study.scale.judged)
+    return Judges(own, large, open_dataset(study.data).tokenizer(), study.scale.judged)

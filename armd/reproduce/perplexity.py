@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..run import read_metrics, read_recipe
 from .findings import Findings
 from .runs import Study, perplexity_runs
 from .scores import heldout, load, scores, weights_of
@@ -23,7 +24,7 @@ def measure(study: Study, findings: Findings) -> None:
 
         def figures(folder: Any = folder) -> dict[str, Any]:
             model = load(folder)
-            found = scores(model, batches, draws=scale.draws)
+            found = scores(model, read_recipe(folder), batches, draws=scale.draws)
             return {**found, **cost(model, scale.base.network.length), "curve": curve(folder)}
 
         findings.entry(trained.name, facts, figures)
@@ -41,8 +42,6 @@ def cost(model: Any, length: int) -> dict[str, Any]:
 
 def curve(folder: Any) -> list[list[float]]:
     """(step, held-out nats) while it trained: left to right, or the bound."""
-    from ..run import read_metrics
-
     rows = [row for row in read_metrics(folder) if "heldout" in row]
     return [
         [row["step"], row["heldout"].get("left to right", row["heldout"].get("bound"))]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import order as orders
-from ..data.dataset import Dataset
+from ..data.dataset import open_dataset
 from ..order import Order
 from ..shapes import Int, Tensor
 from .findings import Findings
@@ -85,11 +85,11 @@ def overlap(model: Any, batches: Batches, together: Order, alone: Order) -> floa
 
 def sentence_begins(study: Study) -> set[int]:
     """Tokens that end a sentence: a stream may begin behind one."""
-    tokenizer = Dataset(study.data).tokenizer()
+    tokenizer = open_dataset(study.data).tokenizer()
     return {
         token
         for token in range(tokenizer.vocab_size)
-        if tokenizer.decode([token]).rstrip().endswith((".", "!", "?"))
+        if str(tokenizer.decode([token])).rstrip().endswith((".", "!", "?"))
     }
 
 

@@ -9,37 +9,30 @@ from typing import Any
 import torch
 
 from ..curriculum import Stage, orders_of
-from ..data.dataset import Dataset
+from ..data.dataset import open_dataset
+from ..export import EXPORT, exported_step
 from ..likelihood import log_likelihood
 from ..pretrained import load_model
+from ..recipe import Recipe
+from ..run import read_recipe
 from ..seeds import seeded
 from ..shapes import Bool, Float, Int, Tensor
-from ..validate import fixed_batches
+from ..validate import fixed_batches, kinds_for
 from .runs import Study
 
 Batches = list[tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]]
-KINDS = {
-    "left to right": Stage("shuffled", 0),
-    "S=2": Stage("strided", 2),
-    "S=4": Stage("strided", 4),
-    "S=8": Stage("strided", 8),
-    "random": Stage("random"),
-}
 BATCH = 32
 
 
 def heldout(study: Study) -> Batches:
     """The study's held-out windows, always the same."""
-    split = Dataset(study.data).split("heldout")
+    split = open_dataset(study.data).split("heldout")
     length, rows = study.scale.base.network.length, study.scale.heldout_rows
     return fixed_batches(split, length=length, rows=rows, batch_size=BATCH)
 
 
 def weights_of(folder: Path) -> dict[str, Any]:
     """What tells a run's weights from those of another run."""
-    from ..export import EXPORT, exported_step
-    from ..run import read_recipe
-
     recipe = read_recipe(folder)
     return {
         "step": exported_step(folder / EXPORT),
@@ -56,14 +49,13 @@ def load(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def scores(model: Any, batches: Batches, *, draws: int) -> dict[str, Any]:
+def scores(model: Any, recipe: Recipe, batches: Batches, *, draws: int) -> dict[str, Any]:
     """Nats per token by kind of order, or {"bound": ...} with its standard error."""
-    if hasattr(model, "nll"):
+    kinds = kinds_for(recipe)
+    if "bound" in kinds:
         return bound(model, batches, draws=draws)
-    forward = getattr(model, "any_order", model.config.query != "shift")
-    kinds = KINDS if forward else {"left to right": KINDS["left to right"]}
-    if getattr(model, "singles_only", False):
-        kinds = {name: KINDS[name] for name in ("left to right", "random")}
+    if "S=4" in kinds:
+        kinds = {**kinds, "S=8": Stage("strided", 8)}
     return {name: mean(per_row(model, batches, kind), batches) for name, kind in kinds.items()}
 
 
