@@ -32,7 +32,7 @@ class Drawn:
 
     tokens: Int[Tensor, "b n"]
     calls: int
-    """Passes of the model that it took; steps that changed nothing and were skipped do not count."""
+    """Passes of the model that it took; steps that change nothing and are skipped do not count."""
 
 
 class Baseline(StrictModel):
