@@ -17,6 +17,7 @@ class BaselineConfig(ArmdConfig):
     """Our sizes, and which rival this is."""
 
     model_type = "armd-baseline"
+    _auto_class = None  # ours ships its code with the weights; a rival needs armd installed
 
     model: str = "mdlm"
     """A name of baselines.MODELS."""
