@@ -78,8 +78,8 @@ def heldout_losses(
 def _shared(
     batches: list[tuple[Tensor, Tensor]], kind: Stage, group: Group, seed: int
 ) -> Iterator[tuple[int, Tensor, Tensor, Order]]:
-    """This process's batches, each with the number of its first row. A process that has none left repeats one, unscored, because sharded
-    weights are gathered by all processes together."""
+    """This process's batches, each with the number of its first row. A process that has none left
+    repeats one, unscored, because sharded weights are gathered by all processes together."""
     starts = [0]
     for tokens, _ in batches:
         starts.append(starts[-1] + len(tokens))

@@ -17,6 +17,7 @@ class BaselineConfig(ArmdConfig):
     """Our sizes, and which rival this is."""
 
     model_type = "armd-baseline"
+    _auto_class = None  # ours ships its code with the weights; a rival needs armd installed
 
     model: str = "mdlm"
     """A name of baselines.MODELS."""
@@ -32,7 +33,7 @@ class Drawn:
 
     tokens: Int[Tensor, "b n"]
     calls: int
-    """Passes of the model that it took; steps that changed nothing and were skipped do not count."""
+    """Passes of the model that it took; steps that change nothing and are skipped do not count."""
 
 
 class Baseline(StrictModel):

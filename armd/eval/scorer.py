@@ -119,17 +119,8 @@ class BaselineScorer:
     def row_log_probs(
         self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"], generator: torch.Generator
     ) -> Float[Tensor, "b"]:
-        """One draw of the bound on log p of each row's scored tokens. Rows of one length together:
-        these models look ahead, and would see what pads a shorter row."""
-        place = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        lengths = (scored * place).amax(1)
-        found = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
-        for length in lengths.unique().tolist():
-            rows = lengths == length
-            if length:
-                part = tokens[rows, :length], scored[rows, :length]
-                found[rows] = -self.model.nll(*part, generator).double()
-        return found
+        """One draw of the bound on log p of each row's scored tokens."""
+        return -self.model.nll(tokens, scored, generator).double()
 
 
 @dataclass(frozen=True)
