@@ -175,7 +175,9 @@ def test_pads_are_never_noised_and_never_matter(kind: type[Trunk]) -> None:
     scored[3] = False
     other = tokens.clone()
     other[~scored] = (tokens[~scored] + 1) % V
-    first, second = (model.nll(t, scored, torch.Generator().manual_seed(5)) for t in (tokens, other))
+    first, second = (
+        model.nll(t, scored, torch.Generator().manual_seed(5)) for t in (tokens, other)
+    )
     assert torch.equal(first, second) and first[3] == 0
     short = model.hidden(tokens[:2, :4])
     assert torch.allclose(short, model.hidden(tokens[:2], visible=scored[:2])[:, :4])
