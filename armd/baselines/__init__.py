@@ -41,7 +41,7 @@ def model_class(name: str) -> Any:
 def config_of(name: str, **sizes: Any) -> Any:
     """The config of that model; ours and the autoregressive one have none of their own."""
     from ..configuration_armd import ArmdConfig
-    from .baseline import BaselineConfig
+    from .configuration import BaselineConfig
 
     if check_name(name) in ("armd", "ar"):
         return ArmdConfig(**sizes)

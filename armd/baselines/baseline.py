@@ -1,4 +1,4 @@
-"""What every diffusion baseline shares: its config, and what trainer and evaluation ask of it."""
+"""What trainer and evaluation ask of every diffusion baseline."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -7,24 +7,10 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import MaskedLMOutput
 
-from ..configuration_armd import ArmdConfig
 from ..loading import StrictModel
 from ..order import Order
 from ..shapes import Bool, Float, Int, Tensor
-
-
-class BaselineConfig(ArmdConfig):
-    """Our sizes, and which rival this is."""
-
-    model_type = "armd-baseline"
-    _auto_class = None  # ours ships its code with the weights; a rival needs armd installed
-
-    model: str = "mdlm"
-    """A name of baselines.MODELS."""
-    block_size: int = 1
-    """Of block diffusion: tokens that are denoised together."""
-    diffusion_steps: int = 1000
-    """Of a discrete-time process."""
+from .configuration import BaselineConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +19,7 @@ class Drawn:
 
     tokens: Int[Tensor, "b n"]
     calls: int
-    """Passes of the model that it took; steps that change nothing and are skipped do not count."""
+    """Passes of the model that it took, without steps that changed nothing and were skipped."""
 
 
 class Baseline(StrictModel):

@@ -1,7 +1,7 @@
 """D3PM (Austin et al. 2021), absorbing: masked diffusion in T discrete steps.
 
 After step t of T a token is masked with probability t/T, so going back from t it appears with
-probability 1/t, and the ELBO is sum_t 1/t E[sum over masked tokens of -log p], seen at one random t.
+probability 1/t, and the ELBO is sum_t 1/t E[sum over masked tokens of -log p], seen at a random t.
 Training adds the auxiliary cross-entropy. The network is told the time.
 """
 
@@ -9,7 +9,7 @@ import torch
 
 from ..shapes import Bool, Tensor
 from .absorbing import Absorbing, Noise
-from .baseline import BaselineConfig
+from .configuration import BaselineConfig
 from .trunk import stratified, uniforms
 
 AUXILIARY = 0.001

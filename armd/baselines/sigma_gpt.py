@@ -9,7 +9,7 @@ from ..modeling_armd import ArmdLM
 from ..order import Order
 from ..prefix import PositionCode
 from ..shapes import Float, Int, Tensor
-from .baseline import BaselineConfig
+from .configuration import BaselineConfig
 
 
 class SigmaGpt(ArmdLM):

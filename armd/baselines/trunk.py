@@ -16,7 +16,8 @@ from ..errors import ArmdError
 from ..fused import RmsNorm
 from ..layers import Layer, attention, turns
 from ..shapes import Bool, Float, Int, Tensor
-from .baseline import Baseline, BaselineConfig
+from .baseline import Baseline
+from .configuration import BaselineConfig
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,9 @@ def uniforms(
     return drawn.to(like.device)
 
 
-def stratified(count: int, *, like: Tensor, generator: torch.Generator | None) -> Float[Tensor, "c"]:
+def stratified(
+    count: int, *, like: Tensor, generator: torch.Generator | None
+) -> Float[Tensor, "c"]:
     """Numbers in [0, 1), one in each of `count` equal parts, in random order: each alone is
     uniform, together they vary less than independent ones."""
     device = like.device if generator is None else generator.device

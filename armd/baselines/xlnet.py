@@ -8,7 +8,7 @@ from torch import nn
 from ..modeling_armd import ArmdLM, Sight
 from ..order import Order
 from ..shapes import Float, Int, Tensor
-from .baseline import BaselineConfig
+from .configuration import BaselineConfig
 
 
 class Xlnet(ArmdLM):
