@@ -28,4 +28,4 @@ class Xlnet(ArmdLM):
         self, sums: Float[Tensor, "b n d"], count: Int[Tensor, "*b n"]
     ) -> Float[Tensor, "b n d"]:
         """G^0: where a row stands it learns from rotary, once it sees other rows."""
-        return self.query_norm(self.start).expand_as(sums)
+        return self.query_norm(self.start[None]).expand_as(sums)
