@@ -38,20 +38,28 @@ def log_probs(model: Trunk, noisy: Tensor, time: float) -> Tensor:
     return (model.hidden(noisy, time=times) @ model.head_matrix().mT).log_softmax(-1)
 
 
-def log_p_given_steps(model: Trunk, texts: Tensor, when: tuple[int, ...], steps: int) -> Tensor:
-    """log p of each text if token i appears in step when[i] of `steps`."""
+def log_p_given_steps(
+    model: Trunk, texts: Tensor, when: tuple[int, ...], steps: int, known: dict | None = None
+) -> Tensor:
+    """log p of each text if token i appears in step when[i] of `steps`. `known` keeps what the
+    network said: many ways lead through the same masks."""
     step, total = torch.tensor(when), torch.zeros(len(texts), dtype=torch.float64)
+    known = {} if known is None else known
     for now in sorted(set(when)):
-        noisy = texts.masked_fill(step >= now, model.mask_id)
-        each = log_probs(model, noisy, 1 - now / steps).gather(-1, texts[..., None])[..., 0]
-        total += each[:, step == now].sum(1)
+        masked = step >= now
+        key = (now, *masked.tolist())
+        if key not in known:
+            noisy = texts.masked_fill(masked, model.mask_id)
+            every = log_probs(model, noisy, 1 - now / steps)
+            known[key] = every.gather(-1, texts[..., None])[..., 0]
+        total += known[key][:, step == now].sum(1)
     return total
 
 
 def over_steps(model: Trunk, texts: Tensor, steps: int) -> Tensor:
     """log p of each text given when its tokens appear, for every possibility: all are as likely."""
-    every = itertools.product(range(steps), repeat=texts.shape[1])
-    return torch.stack([log_p_given_steps(model, texts, when, steps) for when in every])
+    known, ways = {}, itertools.product(range(steps), repeat=texts.shape[1])
+    return torch.stack([log_p_given_steps(model, texts, way, steps, known) for way in ways])
 
 
 def over_orders(model: Trunk, texts: Tensor) -> Tensor:
