@@ -37,15 +37,18 @@ def _ordered(config: ArmdConfig, n: int, squares: bool) -> float:
 
 
 def _denoising(config: ArmdConfig, n: int, squares: bool) -> float:
-    """A diffusion rival. Its head reads the masked tokens alone, on average half of them, but all
-    where noise writes any token. Block diffusion has the clean text beside the noisy one."""
+    """A diffusion rival. Its head reads the masked tokens alone, on average half of them (of each
+    block at least one), but all where noise writes any token. Block diffusion has the clean text
+    beside the noisy one."""
     name, d = name_of(config), config.d_model
     layer = 4 * d * d + 3 * d * config.d_ff
     weights, keys = config.n_layers * layer, config.n_layers * n
-    if name.startswith("bd3lm"):
-        weights += (config.n_layers - 1) * layer + 2 * d * d
-        seen = (n + config.block_size) / 2  # type: ignore[attr-defined]
-        noisy, clean = (2 * n, n) if squares else (seen, seen)
-        keys = config.n_layers * noisy + (config.n_layers - 1) * clean
     read = 1.0 if name == "sedd-uniform" else 0.5
+    if name.startswith("bd3lm"):
+        size = config.block_size  # type: ignore[attr-defined]
+        clean = (n - 1) // size * size  # nothing looks at the last block when it is clean
+        weights += clean / n * ((config.n_layers - 1) * layer + 2 * d * d)
+        noisy, among = (n + clean, clean) if squares else ((n + size) / 2, (clean + size) / 2)
+        keys = config.n_layers * noisy + (config.n_layers - 1) * among * clean / n
+        read = (size + 1) / (2 * size)
     return 2 * (weights + 2 * keys * d + read * d * config.vocab_size)

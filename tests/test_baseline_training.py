@@ -2,10 +2,10 @@
 writes through the commands that our own model has."""
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +14,15 @@ torch = pytest.importorskip("torch")
 from training_help import (  # noqa: E402
     final_state,
     heldout,
-    kill,
     losses,
     prepare_corpus,
-    run,
-    start,
     tiny,
     weights,
 )
 
 from armd import cli  # noqa: E402
 from armd.baselines import MODELS, knows_orders, model_class  # noqa: E402
+from armd.checkpoint import steps_in  # noqa: E402
 from armd.curves import read_curves  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.eval.models import load  # noqa: E402
@@ -37,6 +35,7 @@ from armd.pretrained import load_model  # noqa: E402
 from armd.recipe import Recipe  # noqa: E402
 from armd.train import train  # noqa: E402
 from armd.train_command import parse  # noqa: E402
+from armd.trainer import Batch, Outcome, Trainer  # noqa: E402
 
 GIVEN = ["--data", "d", "--out", "o"]
 DIFFUSION = [name for name in MODELS if not knows_orders(name)]
@@ -140,21 +139,33 @@ def test_it_writes(trained: tuple[str, Path], tmp_path: Path) -> None:
             cli.run([*words[:2], option, "a __ b"])
 
 
-@pytest.mark.parametrize("name", ["mdlm"])
-def test_killed_and_resumed_equals_uninterrupted(name: str, data: Path, tmp_path: Path) -> None:
-    train(small(name, data, tmp_path / "whole"))
-    recipe, cut = small(name, data, tmp_path / "cut"), tmp_path / "cut"
-    process = start(recipe, slow=0.2)
-    deadline = time.monotonic() + 60
-    while len(losses(cut)) < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    kill(process)
-    assert 5 <= len(losses(cut)) < 12, "the run ended before it was killed"
-    assert run(recipe) == 0
-    assert losses(cut) == losses(tmp_path / "whole")
-    assert heldout(cut) == heldout(tmp_path / "whole")
-    assert final_state(cut, 12) == final_state(tmp_path / "whole", 12)
-    assert weights(cut) == weights(tmp_path / "whole")
+class Cut(Exception):
+    """Nothing more happens, as after a kill."""
+
+
+def test_cut_off_and_resumed_equals_uninterrupted(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rival draws follows from seed and step alone, too."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(small("mdlm", data, whole))
+    learn = Trainer.learn
+
+    def cut_off(self: Trainer, batch: Batch, **options: Any) -> Outcome:
+        if batch.step == 8:
+            raise Cut
+        return learn(self, batch, **options)
+
+    monkeypatch.setattr(Trainer, "learn", cut_off)
+    with pytest.raises(Cut):
+        train(small("mdlm", data, cut))
+    monkeypatch.undo()
+    assert len(losses(cut)) == 8 and steps_in(cut / "checkpoints")[-1] == 6
+    train(small("mdlm", data, cut))
+    assert losses(cut) == losses(whole)
+    assert heldout(cut) == heldout(whole)
+    assert final_state(cut, 12) == final_state(whole, 12)
+    assert weights(cut) == weights(whole)
 
 
 def test_ar_is_the_shifted_query(data: Path, tmp_path: Path) -> None:
