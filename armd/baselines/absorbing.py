@@ -61,11 +61,12 @@ class Absorbing(Trunk):
     def objective(
         self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"]
     ) -> Float[Tensor, ""]:
-        """The same, but no logits are kept for the gradient."""
+        """The bound, with no logits kept for the gradient; while training, the auxiliary too."""
         self.check_tokens(tokens)
         noise = self.noise(scored, None)
         rows = self.denoise(tokens, scored, noise)[noise.masked]
-        weight = (noise.weight[noise.masked] + self.auxiliary) / scored.sum().clamp(min=1)
+        weight = noise.weight[noise.masked] + (self.auxiliary if self.training else 0.0)
+        weight = weight / scored.sum().clamp(min=1)
         target = tokens[noise.masked]
         return weighted_loss(rows, self.head_matrix(), target, weight.to(wide(rows.dtype)))
 
