@@ -11,10 +11,10 @@ from typing import cast
 
 import torch
 
-from .layers import Layer, attention, bool_mask, turns
+from .layers import Entry, Layer, turns
 from .modeling_armd import ArmdLM
 from .prefix import append_to_state, prefix_sums_in_blocks
-from .shapes import Bool, Float, Int, Tensor
+from .shapes import Float, Int, Tensor
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def advance(
     cache.mark = Mark(*(grown if placing is None else (placing.context, placing.query)), state)
     turn = cache.turn[context_position]
     if model.config.query == "shift":
-        entry = Entry(old.context, cache.mark.context)
+        entry = Entry(m, old.context, cache.mark.context)
         if placing is not None:
             entry = replace(entry, slot=placing.context_slot, limit=placing.context_limit)
         return model.norm(_causal(model, 0, cache, context, turn, entry))
@@ -120,31 +120,15 @@ def advance(
     count = torch.full_like(query_position, cache.mark.context)
     first = model.start_query(sums, count if placing is None else placing.strict_limit)
     rows = torch.cat([context, first], 1)
-    low, high = Entry(old.context, cache.mark.context), Entry(old.query, cache.mark.query)
+    low = Entry(m, old.context, cache.mark.context)
+    high = Entry(query_position.shape[1], old.query, cache.mark.query)
     if placing is not None:
         limit = torch.cat([placing.context_limit, placing.strict_limit], 1)
         low = replace(low, slot=placing.context_slot, limit=limit)
         high = replace(high, slot=placing.query_slot, limit=placing.query_limit)
     query_turn = cache.turn[query_position]
-    rows = _two_streams(model, cache, rows, torch.cat([turn, query_turn], 1), m, low)
+    rows = _two_streams(model, cache, rows, torch.cat([turn, query_turn], 1), low)
     return model.norm(_causal(model, model.config.n_two_stream, cache, rows, query_turn, high))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """How rows enter the layers of one kind."""
-
-    start: int
-    """Slots taken before."""
-    count: int
-    """Slots taken afterwards."""
-    slot: Int[Tensor, "b m"] | None = None
-    """Where keys go; None: from `start` on."""
-    limit: Int[Tensor, "b r"] | None = None
-    """How many slots each row sees; None: all `count`."""
-
-    def mask(self) -> Bool[Tensor, "b 1 r s"] | None:
-        return None if self.limit is None else bool_mask(self.limit, self.count)
 
 
 def _two_streams(
@@ -152,20 +136,15 @@ def _two_streams(
     cache: Cache,
     rows: Float[Tensor, "b r d"],
     turn: Float[Tensor, "b r half 2"],
-    m: int,
     entry: Entry,
 ) -> Float[Tensor, "b k d"]:
-    """The m context rows and the query rows after them, side by side through each layer: all see
+    """Context rows and the query rows after them, side by side through each layer: all see
     the whole cache, the context rows just entered included."""
-    mask, last = entry.mask(), model.config.n_two_stream - 1
+    last = model.config.n_two_stream - 1
     for index in range(last + 1):
-        layer = cast(Layer, model.layers[index])
-        skip = m if index == last else 0  # nothing above reads the context rows
-        normed = layer.attention_norm(rows)
-        _enter(cache, index, layer.keys_values(normed[:, :m], turn[:, :m]), entry)
-        query = layer.queries(normed[:, skip:], turn[:, skip:])
-        sight = None if mask is None else mask[:, :, skip:]
-        rows = layer.finish(rows[:, skip:], _attend(cache, index, query, entry.count, sight))
+        layer, store = cast(Layer, model.layers[index]), (cache.keys[index], cache.values[index])
+        skip = entry.own if index == last else 0  # nothing above reads the context rows
+        rows = layer.decode(rows, turn, *store, entry, skip=skip)
     return rows
 
 
@@ -178,26 +157,7 @@ def _causal(
     entry: Entry,
 ) -> Float[Tensor, "b k d"]:
     """The layers from `first` on, on one stream."""
-    mask = entry.mask()
     for index in range(first, len(model.layers)):
-        layer = cast(Layer, model.layers[index])
-        normed = layer.attention_norm(rows)
-        _enter(cache, index, layer.keys_values(normed, turn), entry)
-        query = layer.queries(normed, turn)
-        rows = layer.finish(rows, _attend(cache, index, query, entry.count, mask))
+        layer, store = cast(Layer, model.layers[index]), (cache.keys[index], cache.values[index])
+        rows = layer.decode(rows, turn, *store, entry)
     return rows
-
-
-def _enter(cache: Cache, index: int, made: tuple[Tensor, Tensor], entry: Entry) -> None:
-    for store, rows in zip((cache.keys[index], cache.values[index]), made, strict=True):
-        if entry.slot is None:
-            store[:, entry.start : entry.count] = rows
-        else:
-            store[torch.arange(len(rows), device=rows.device)[:, None], entry.slot] = rows
-
-
-def _attend(
-    cache: Cache, index: int, query: Tensor, count: int, mask: Tensor | None
-) -> Float[Tensor, "b r h e"]:
-    keys, values = cache.keys[index][:, :count], cache.values[index][:, :count]
-    return attention(query, keys, values, "all" if mask is None else mask)

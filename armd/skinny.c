@@ -2,15 +2,17 @@
  *
  * W is stored in panels of 16 outputs, [panel][k][16], so that memory is read once, in order, at its
  * own speed, and up to 6 rows share every load. More rows go through the panel again while it is
- * still in the cache, and fetch the next one meanwhile. int8 weights are widened as they are read. */
-#include <stdint.h>
+ * still in the cache, and fetch the next one meanwhile. int8 weights are widened as they are read.
+ *
+ * Every output is one sum in the order of k: its bits depend neither on the rows beside it nor on
+ * the number of threads, so a text is the same alone and in any batch. */
+#include "skinny.h"
 #include <stdlib.h>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
-enum { WIDTH = 16, GROUP = 6, AHEAD = 128 };
-typedef float vec __attribute__((vector_size(32), aligned(4)));
+enum { WIDTH = 16, GROUP = 6, SPAN = 2, AHEAD = 128 };
 typedef int8_t bytes __attribute__((vector_size(8), aligned(1)));
 
 static inline __attribute__((always_inline)) vec widen(const int8_t *p) {
@@ -25,85 +27,87 @@ static inline __attribute__((always_inline)) vec load(const void *p, const int w
     return whole ? widen((const int8_t *)p + i) : *(const vec *)((const float *)p + i);
 }
 
-/* `rows` rows against one panel; `unroll` sums run side by side, because one waits for itself. */
+/* `rows` rows against `span` panels; few rows take two, because one sum waits for itself. */
 static inline __attribute__((always_inline)) void
 micro(const void *panel, const int whole, const float *x, long depth, const float *next, long stride,
-      float out[GROUP][WIDTH], const int rows, const int unroll) {
-    vec sum[GROUP * 4][2];
-    for (int i = 0; i < rows * unroll; i++) sum[i][0] = sum[i][1] = (vec){0};
-    long k = 0;
-    for (; k + unroll <= depth; k += unroll)
-        for (int u = 0; u < unroll; u++) {
-            vec a = load(panel, whole, (k + u) * WIDTH), b = load(panel, whole, (k + u) * WIDTH + 8);
-            if (!whole) __builtin_prefetch(next + (k + u) * stride);
+      float out[SPAN][GROUP][WIDTH], const int rows, const int span) {
+    vec sum[SPAN * GROUP][2];
+    for (int i = 0; i < rows * span; i++) sum[i][0] = sum[i][1] = (vec){0};
+    for (long k = 0; k < depth; k++)
+        for (int p = 0; p < span; p++) {
+            const long i = (p * depth + k) * WIDTH;
+            vec a = load(panel, whole, i), b = load(panel, whole, i + 8);
+            if (!whole) __builtin_prefetch(next + p * depth * WIDTH + k * stride);
             for (int r = 0; r < rows; r++) {
-                float s = x[r * depth + k + u];
-                sum[r * unroll + u][0] += a * s;
-                sum[r * unroll + u][1] += b * s;
+                sum[p * rows + r][0] += a * x[r * depth + k];
+                sum[p * rows + r][1] += b * x[r * depth + k];
             }
         }
-    for (; k < depth; k++) {
-        vec a = load(panel, whole, k * WIDTH), b = load(panel, whole, k * WIDTH + 8);
+    for (int p = 0; p < span; p++)
         for (int r = 0; r < rows; r++) {
-            sum[r * unroll][0] += a * x[r * depth + k];
-            sum[r * unroll][1] += b * x[r * depth + k];
+            *(vec *)out[p][r] = sum[p * rows + r][0];
+            *(vec *)(out[p][r] + 8) = sum[p * rows + r][1];
         }
-    }
-    for (int r = 0; r < rows; r++) {
-        for (int u = 1; u < unroll; u++) {
-            sum[r * unroll][0] += sum[r * unroll + u][0];
-            sum[r * unroll][1] += sum[r * unroll + u][1];
-        }
-        *(vec *)out[r] = sum[r * unroll][0];
-        *(vec *)(out[r] + 8) = sum[r * unroll][1];
-    }
 }
 
 static inline __attribute__((always_inline)) void
 group(const void *panel, const int whole, const float *x, long depth, const float *next, long stride,
-      float out[GROUP][WIDTH], long rows) {
-    switch (rows) {
-    case 1: micro(panel, whole, x, depth, next, stride, out, 1, 4); break;
-    case 2: micro(panel, whole, x, depth, next, stride, out, 2, 3); break;
-    case 3: micro(panel, whole, x, depth, next, stride, out, 3, 2); break;
-    case 4: micro(panel, whole, x, depth, next, stride, out, 4, 1); break;
-    case 5: micro(panel, whole, x, depth, next, stride, out, 5, 1); break;
+      float out[SPAN][GROUP][WIDTH], long rows, long span) {
+    switch (rows * 2 + span) {
+    case 3: micro(panel, whole, x, depth, next, stride, out, 1, 1); break;
+    case 4: micro(panel, whole, x, depth, next, stride, out, 1, 2); break;
+    case 5: micro(panel, whole, x, depth, next, stride, out, 2, 1); break;
+    case 6: micro(panel, whole, x, depth, next, stride, out, 2, 2); break;
+    case 7: micro(panel, whole, x, depth, next, stride, out, 3, 1); break;
+    case 8: micro(panel, whole, x, depth, next, stride, out, 3, 2); break;
+    case 9: micro(panel, whole, x, depth, next, stride, out, 4, 1); break;
+    case 11: micro(panel, whole, x, depth, next, stride, out, 5, 1); break;
     default: micro(panel, whole, x, depth, next, stride, out, 6, 1);
     }
 }
 
-/* x (rows, depth); panels of `outputs` rounded up to 16; y (rows, outputs). scale: one number an
- * output for int8 panels, NULL for float ones. */
-void skinny_product(const float *x, const void *panels, const float *scale, float *y, long rows,
-                    long depth, long outputs) {
-    const long count = (outputs + WIDTH - 1) / WIDTH, groups = (rows + GROUP - 1) / GROUP;
-#pragma omp parallel
-    {
-        float *wide = scale && groups > 3 ? malloc(sizeof(float) * depth * WIDTH) : NULL;
-#pragma omp for schedule(static)
-        for (long p = 0; p < count; p++) {
-            const long first = p * WIDTH, width = outputs - first < WIDTH ? outputs - first : WIDTH;
-            const int8_t *whole = (const int8_t *)panels + first * depth;
-            const float *panel = (const float *)panels + first * depth;
-            /* the groups together fetch the next panel; one alone, what it will read a little later */
-            const long stride = WIDTH / groups;
-            const float *next = panel + (groups > 1 ? depth : AHEAD) * WIDTH;
-            if (wide)
-                for (long i = 0; i < depth * WIDTH; i += 8) *(vec *)(wide + i) = widen(whole + i);
-            for (long g = 0; g < groups; g++) {
-                float out[GROUP][WIDTH];
-                const long from = g * rows / groups, upto = (g + 1) * rows / groups;
-                const float *part = x + from * depth;
-                if (scale && !wide)
-                    group(whole, 1, part, depth, NULL, 0, out, upto - from);
-                else
-                    group(wide ? wide : panel, 0, part, depth, wide ? wide : next + g * depth * stride,
-                          wide ? 0 : stride, out, upto - from);
-                for (long r = from; r < upto; r++)
-                    for (long i = 0; i < width; i++)
-                        y[r * outputs + first + i] = out[r - from][i] * (scale ? scale[first + i] : 1);
+/* Rows of y from the panels p .. p + span; `wide` has room for a panel of int8 made float. */
+static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span,
+                   float *wide) {
+    const long first = p * WIDTH, depth = w->depth, groups = (rows + GROUP - 1) / GROUP;
+    const int8_t *whole = (const int8_t *)w->panels + first * depth;
+    const float *panel = (const float *)w->panels + first * depth;
+    /* the groups together fetch the next panel; one alone, what it will read a little later */
+    const long stride = groups < WIDTH ? WIDTH / groups : 1;
+    const float *next = panel + (groups > 1 ? depth : AHEAD) * WIDTH;
+    if (wide)
+        for (long i = 0; i < depth * WIDTH; i += 8) *(vec *)(wide + i) = widen(whole + i);
+    for (long g = 0; g < groups; g++) {
+        float out[SPAN][GROUP][WIDTH];
+        const long from = g * rows / groups, upto = (g + 1) * rows / groups;
+        const float *part = x + from * depth;
+        if (w->scale && !wide)
+            group(whole, 1, part, depth, NULL, 0, out, upto - from, span);
+        else
+            group(wide ? wide : panel, 0, part, depth, wide ? wide : next + g * depth * stride,
+                  wide ? 0 : stride, out, upto - from, span);
+        for (long r = from; r < upto; r++)
+            for (long i = 0; i < span * WIDTH && first + i < w->outputs; i++) {
+                float *to = y + r * w->outputs + first + i;
+                float made = out[i / WIDTH][r - from][i % WIDTH];
+                if (w->scale) made *= w->scale[first + i];
+                *to = add ? *to + made : made;
             }
-        }
-        free(wide);
     }
+}
+
+/* To be called by all threads of a parallel region, each of which does its share. x (rows, depth),
+ * y (rows, outputs); with `add` the product is added to what y holds. No barrier at its end. */
+void share_product(const matrix *w, const float *x, float *y, long rows, int add) {
+    const long count = (w->outputs + WIDTH - 1) / WIDTH, span = rows <= 3 ? SPAN : 1;
+    float *wide = w->scale && rows > 3 * GROUP ? malloc(sizeof(float) * w->depth * WIDTH) : NULL;
+#pragma omp for schedule(static) nowait
+    for (long p = 0; p < count; p += span)
+        panels(w, x, y, rows, add, p, p + span <= count ? span : count - p, wide);
+    free(wide);
+}
+
+void skinny_product(const matrix *w, const float *x, float *y, long rows) {
+#pragma omp parallel
+    share_product(w, x, y, rows, 0);
 }

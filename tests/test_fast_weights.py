@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import armd
-from armd import fast
+from armd import fast, native
 from armd.errors import ArmdError
 
-pytestmark = pytest.mark.skipif(fast.product() is None, reason="no C compiler here")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
 
 @settings(max_examples=60, deadline=None)
