@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
     "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
+    "bench products": ("armd.bench.products", "bench_products", "time products of a few rows"),
 }
 
 

@@ -7,12 +7,16 @@
  * Every output is one sum in the order of k: its bits depend neither on the rows beside it nor on
  * the number of threads, so a text is the same alone and in any batch. */
 #include "skinny.h"
-#include <stdlib.h>
+#include <string.h>
 #ifdef __AVX2__
 #include <immintrin.h>
+/* in registers: gcc would rather load them anew for each row, which is then what takes the time */
+#define KEEP(a, b) __asm__("" : "+x"(a), "+x"(b))
+#else
+#define KEEP(a, b)
 #endif
 
-enum { WIDTH = 16, GROUP = 6, SPAN = 2, AHEAD = 128 };
+enum { WIDTH = 16, GROUP = 6, SPAN = 2, DEEP = 128 };
 typedef int8_t bytes __attribute__((vector_size(8), aligned(1)));
 
 static inline __attribute__((always_inline)) vec widen(const int8_t *p) {
@@ -27,84 +31,98 @@ static inline __attribute__((always_inline)) vec load(const void *p, const int w
     return whole ? widen((const int8_t *)p + i) : *(const vec *)((const float *)p + i);
 }
 
-/* `rows` rows against `span` panels; few rows take two, because one sum waits for itself. */
+/* A piece of the work: `deep` steps of k of `span` panels, `apart` numbers from one to the next,
+ * against some rows of x. What is fetched meanwhile starts at `next`, `stride` bytes a step. */
+typedef struct {
+    const void *panel;
+    const char *next;
+    const float *x;
+    float *out; /* (rows, SPAN, WIDTH): the sums so far */
+    long depth, deep, apart, stride;
+} piece;
+
+/* Few rows take two panels, because one sum would wait for itself. */
 static inline __attribute__((always_inline)) void
-micro(const void *panel, const int whole, const float *x, long depth, const float *next, long stride,
-      float out[SPAN][GROUP][WIDTH], const int rows, const int span) {
-    vec sum[SPAN * GROUP][2];
-    for (int i = 0; i < rows * span; i++) sum[i][0] = sum[i][1] = (vec){0};
-    for (long k = 0; k < depth; k++)
+micro(const piece *w, const int whole, const int rows, const int span) {
+    vec sum[GROUP * SPAN][2];
+    for (int i = 0; i < rows * span; i++)
+        for (int h = 0; h < 2; h++)
+            sum[i][h] = *(vec *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * 8);
+    const float *x = w->x;
+    const long depth = w->depth;
+    for (long k = 0; k < w->deep; k++) {
+        __builtin_prefetch(w->next + k * w->stride);
         for (int p = 0; p < span; p++) {
-            const long i = (p * depth + k) * WIDTH;
-            vec a = load(panel, whole, i), b = load(panel, whole, i + 8);
-            if (!whole) __builtin_prefetch(next + p * depth * WIDTH + k * stride);
+            const long at = p * w->apart + k * WIDTH;
+            vec a = load(w->panel, whole, at), b = load(w->panel, whole, at + 8);
+            KEEP(a, b);
+            if (p) __builtin_prefetch(w->next + w->apart * (whole ? 1 : 4) + k * w->stride);
             for (int r = 0; r < rows; r++) {
-                sum[p * rows + r][0] += a * x[r * depth + k];
-                sum[p * rows + r][1] += b * x[r * depth + k];
+                sum[r * span + p][0] += a * x[r * depth + k];
+                sum[r * span + p][1] += b * x[r * depth + k];
             }
         }
-    for (int p = 0; p < span; p++)
-        for (int r = 0; r < rows; r++) {
-            *(vec *)out[p][r] = sum[p * rows + r][0];
-            *(vec *)(out[p][r] + 8) = sum[p * rows + r][1];
-        }
+    }
+    for (int i = 0; i < rows * span; i++)
+        for (int h = 0; h < 2; h++)
+            *(vec *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * 8) = sum[i][h];
 }
 
 static inline __attribute__((always_inline)) void
-group(const void *panel, const int whole, const float *x, long depth, const float *next, long stride,
-      float out[SPAN][GROUP][WIDTH], long rows, long span) {
+group(const piece *w, const int whole, long rows, long span) {
     switch (rows * 2 + span) {
-    case 3: micro(panel, whole, x, depth, next, stride, out, 1, 1); break;
-    case 4: micro(panel, whole, x, depth, next, stride, out, 1, 2); break;
-    case 5: micro(panel, whole, x, depth, next, stride, out, 2, 1); break;
-    case 6: micro(panel, whole, x, depth, next, stride, out, 2, 2); break;
-    case 7: micro(panel, whole, x, depth, next, stride, out, 3, 1); break;
-    case 8: micro(panel, whole, x, depth, next, stride, out, 3, 2); break;
-    case 9: micro(panel, whole, x, depth, next, stride, out, 4, 1); break;
-    case 11: micro(panel, whole, x, depth, next, stride, out, 5, 1); break;
-    default: micro(panel, whole, x, depth, next, stride, out, 6, 1);
+    case 3: micro(w, whole, 1, 1); break;
+    case 4: micro(w, whole, 1, 2); break;
+    case 5: micro(w, whole, 2, 1); break;
+    case 6: micro(w, whole, 2, 2); break;
+    case 7: micro(w, whole, 3, 1); break;
+    case 9: micro(w, whole, 4, 1); break;
+    case 11: micro(w, whole, 5, 1); break;
+    default: micro(w, whole, 6, 1);
     }
 }
 
-/* Rows of y from the panels p .. p + span; `wide` has room for a panel of int8 made float. */
-static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span,
-                   float *wide) {
+/* All rows against panels p .. p + span, DEEP steps of k at a time: so much of a panel stays in the
+ * first cache while the groups of rows pass over it and together fetch what comes next. */
+static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span) {
     const long first = p * WIDTH, depth = w->depth, groups = (rows + GROUP - 1) / GROUP;
-    const int8_t *whole = (const int8_t *)w->panels + first * depth;
-    const float *panel = (const float *)w->panels + first * depth;
-    /* the groups together fetch the next panel; one alone, what it will read a little later */
-    const long stride = groups < WIDTH ? WIDTH / groups : 1;
-    const float *next = panel + (groups > 1 ? depth : AHEAD) * WIDTH;
-    if (wide)
-        for (long i = 0; i < depth * WIDTH; i += 8) *(vec *)(wide + i) = widen(whole + i);
-    for (long g = 0; g < groups; g++) {
-        float out[SPAN][GROUP][WIDTH];
-        const long from = g * rows / groups, upto = (g + 1) * rows / groups;
-        const float *part = x + from * depth;
-        if (w->scale && !wide)
-            group(whole, 1, part, depth, NULL, 0, out, upto - from, span);
-        else
-            group(wide ? wide : panel, 0, part, depth, wide ? wide : next + g * depth * stride,
-                  wide ? 0 : stride, out, upto - from, span);
-        for (long r = from; r < upto; r++)
-            for (long i = 0; i < span * WIDTH && first + i < w->outputs; i++) {
-                float *to = y + r * w->outputs + first + i;
-                float made = out[i / WIDTH][r - from][i % WIDTH];
-                if (w->scale) made *= w->scale[first + i];
-                *to = add ? *to + made : made;
-            }
+    const long size = w->scale ? 1 : sizeof(float), stride = size * WIDTH / groups;
+    const char *start = (const char *)w->panels + first * depth * size;
+    float out[rows * SPAN * WIDTH], wide[DEEP * WIDTH];
+    memset(out, 0, sizeof out);
+    for (long k = 0; k < depth; k += DEEP) {
+        const long deep = depth - k < DEEP ? depth - k : DEEP, widened = w->scale && groups > 1;
+        const char *block = start + k * WIDTH * size;
+        if (widened)
+            for (long i = 0; i < deep * WIDTH; i += 8)
+                *(vec *)(wide + i) = widen((const int8_t *)block + i);
+        for (long g = 0; g < groups; g++) {
+            const long from = g * rows / groups, upto = (g + 1) * rows / groups;
+            const piece part = {widened ? (const char *)wide : block,
+                                block + DEEP * WIDTH * size + g * DEEP * stride,
+                                x + from * depth + k, out + from * SPAN * WIDTH,
+                                depth, deep, depth * WIDTH, stride};
+            if (w->scale && !widened)
+                group(&part, 1, upto - from, span);
+            else
+                group(&part, 0, upto - from, span);
+        }
     }
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < span * WIDTH && first + i < w->outputs; i++) {
+            float made = out[r * SPAN * WIDTH + i], *to = y + r * w->outputs + first + i;
+            if (w->scale) made *= w->scale[first + i];
+            *to = add ? *to + made : made;
+        }
 }
 
 /* To be called by all threads of a parallel region, each of which does its share. x (rows, depth),
  * y (rows, outputs); with `add` the product is added to what y holds. No barrier at its end. */
 void share_product(const matrix *w, const float *x, float *y, long rows, int add) {
-    const long count = (w->outputs + WIDTH - 1) / WIDTH, span = rows <= 3 ? SPAN : 1;
-    float *wide = w->scale && rows > 3 * GROUP ? malloc(sizeof(float) * w->depth * WIDTH) : NULL;
+    const long count = (w->outputs + WIDTH - 1) / WIDTH, span = rows <= 2 ? SPAN : 1;
 #pragma omp for schedule(static) nowait
     for (long p = 0; p < count; p += span)
-        panels(w, x, y, rows, add, p, p + span <= count ? span : count - p, wide);
-    free(wide);
+        panels(w, x, y, rows, add, p, p + span <= count ? span : count - p);
 }
 
 void skinny_product(const matrix *w, const float *x, float *y, long rows) {
