@@ -16,7 +16,7 @@ from torch import nn
 from .errors import ArmdError
 from .layers import Entry, Layer
 from .modeling_armd import ArmdLM, CausalLayer, LastTwoStreamLayer, TwoStreamLayer
-from .native import LayerEntry, LayerWeights, Matrix, library
+from .native import LayerWeights, Matrix, TextRows, library
 from .shapes import Float, Tensor
 
 WEIGHTS = ("plain", "fp32", "int8")
@@ -76,19 +76,19 @@ class FastLayer(Layer):
         *,
         skip: int = 0,
     ) -> Float[Tensor, "b k d"]:
-        batch, count, d = rows.shape
-        in_eights = keys.shape[3] % 8 == 0 and cast(SkinnyLinear, self.down).depth % 8 == 0
-        if batch * count > FEW or not in_eights:
+        (batch, count, d), ff = rows.shape, cast(SkinnyLinear, self.down).depth
+        if batch * count > FEW or d % 8 or keys.shape[3] % 8 or ff % 8:
             return super().decode(rows, turn, keys, values, entry, skip=skip)
         rows, turn = rows.contiguous(), turn.expand(batch, -1, -1, -1).contiguous()
-        slot, limit = (None if t is None else t.contiguous() for t in (entry.slot, entry.limit))
-        at = LayerEntry(
-            *(None if t is None else t.data_ptr() for t in (keys, values, turn, slot, limit)),
-            *(batch, count, entry.own, skip, keys.shape[1], entry.start, entry.count),
-        )
         out = rows.new_empty(batch, count - skip, d)
-        told = byref(self.address())
-        if library().layer_pass(told, byref(at), rows.data_ptr(), out.data_ptr()):
+        tables = [
+            None if t is None else t.contiguous() for t in (keys, values, entry.slot, entry.limit)
+        ]
+        places = zip(*(_each(table, batch) for table in tables), strict=True)
+        numbers = (count, entry.own, entry.start, entry.count)
+        texts = (TextRows * batch)(*((*place, *numbers) for place in places))
+        ends = (tensor.data_ptr() for tensor in (rows, turn, out))
+        if library().layer_pass(byref(self.address()), texts, batch, skip > 0, *ends):
             raise MemoryError("no memory for a decoding pass")
         return out
 
@@ -97,6 +97,14 @@ class FastLayer(Layer):
         norms = (self.attention_norm.weight.data_ptr(), self.mlp_norm.weight.data_ptr())
         matrices = (cast(SkinnyLinear, getattr(self, name)).address() for name in MATRICES)
         return LayerWeights(*norms, *matrices, self.heads, self.attention_norm.eps)
+
+
+def _each(table: Tensor | None, batch: int) -> list[int | None]:
+    """The address of each row of a contiguous table."""
+    if table is None:
+        return [None] * batch
+    size = table[0].numel() * table.element_size()
+    return [table.data_ptr() + i * size for i in range(batch)]
 
 
 class FastTwoStreamLayer(FastLayer, TwoStreamLayer): ...

@@ -1,16 +1,8 @@
 /* One layer of a decoding pass on its few rows, from cache to cache: what torch would do in some
- * thirty operations, each with its own start and end, is here one parallel region.
- *
- * Attention goes over the cache in chunks of 32 slots, each read once, in order, for all rows and
- * heads; the chunks' sums are put together in the end. As in skinny.c nothing depends on the rows
- * beside a row, nor on the number of threads. */
-#include "skinny.h"
-#include <math.h>
+ * thirty operations, each with its own start and end, is here one parallel region. A row's result
+ * depends neither on the rows beside it nor on the number of threads. */
+#include "attention.h"
 #include <stdlib.h>
-#include <string.h>
-
-enum { CHUNK = 32 };
-typedef int32_t ints __attribute__((vector_size(32), aligned(4)));
 
 typedef struct {
     const float *attention_norm, *mlp_norm;
@@ -19,41 +11,67 @@ typedef struct {
     float epsilon;
 } layer;
 
+/* A text's rows of this pass: the first `own` leave keys and values in its cache, all see it. */
 typedef struct {
-    float *keys, *values;     /* (batch, slots, heads, width) */
-    const float *turn;        /* (batch, rows, width / 2, 2): cosines and sines */
-    const long *slot, *limit; /* (batch, own): where keys go, or NULL: from `start` on;
-                                 (batch, rows): how many slots a row sees, or NULL: `count` */
-    long batch, rows, own, skip, slots, start, count;
-} entry; /* the first `own` rows leave keys and values, those from `skip` on see them and go up */
+    float *keys, *values; /* (slots, heads, width) */
+    const long *slot;     /* (own): where its keys go, or NULL: from `start` on */
+    const long *limit;    /* (rows): how many slots each row sees, or NULL: `count` */
+    long rows, own, start, count;
+    long row, kept, up, chunk, cell; /* how many of these the texts before it have: set here */
+} text;
 
-static inline vec exponential(vec x) {
-    const vec most = {88, 88, 88, 88, 88, 88, 88, 88}, zero = {0};
-    const ints high = x > most, low = x < -87 + zero;
-    x = (vec)(((ints)x & ~high & ~low) | ((ints)most & high) | ((ints)(-87 + zero) & low));
-    const vec shifted = x * 1.44269504f + 12582912.0f; /* its low bits: x / ln 2, rounded */
-    const vec n = shifted - 12582912.0f, r = x - n * 0.693359375f - n * -2.12194440e-4f;
-    vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1;
-    return (vec)((ints)p + ((ints)shifted << 23));
-}
+typedef struct {
+    text *texts;
+    long rows, kept, up, chunks, cells; /* of all texts: rows, those that leave keys, that go up */
+    int last;                           /* those that leave keys go no further */
+    long heads, width;
+    long *of_row, *of_chunk; /* whose a row is, and a chunk */
+} plan;
 
-static inline float sum(vec x) {
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+static long chunks_of(const text *t) { return (t->count + CHUNK - 1) / CHUNK; }
+
+/* -1 if there is no memory. */
+static int make(plan *all, text *texts, long count) {
+    all->texts = texts;
+    for (text *t = texts; t < texts + count; t++) {
+        t->row = all->rows, t->kept = all->kept, t->up = all->up, t->chunk = all->chunks;
+        t->cell = all->cells;
+        const long up = t->rows - (all->last ? t->own : 0);
+        all->rows += t->rows, all->kept += t->own, all->up += up, all->chunks += chunks_of(t);
+        all->cells += up * all->heads * chunks_of(t);
+    }
+    all->of_row = malloc(sizeof(long) * (all->rows + all->chunks));
+    if (!all->of_row) return -1;
+    all->of_chunk = all->of_row + all->rows;
+    for (long t = 0; t < count; t++) {
+        for (long i = 0; i < texts[t].rows; i++) all->of_row[texts[t].row + i] = t;
+        for (long i = 0; i < chunks_of(&texts[t]); i++) all->of_chunk[texts[t].chunk + i] = t;
+    }
+    return 0;
 }
 
 static void rms_norm(const float *x, const float *weight, float epsilon, long width, float *out) {
     vec squares = {0};
-    float rest = 0;
-    long i = 0;
-    for (; i + 8 <= width; i += 8) squares += *(vec *)(x + i) * *(vec *)(x + i);
-    for (; i < width; i++) rest += x[i] * x[i];
-    const float scale = 1 / sqrtf((sum(squares) + rest) / width + epsilon);
-    for (i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+    for (long i = 0; i < width; i += 8) squares += *(vec *)(x + i) * *(vec *)(x + i);
+    const float scale = 1 / sqrtf(sum(squares) / width + epsilon);
+    for (long i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+}
+
+/* Rows normed twice over, once for those that leave keys and once for those that go up, because a
+ * product takes its rows side by side. What goes up is kept in `out`, for branches to be added. */
+static void share_start(const plan *all, const layer *l, const float *rows, float *own, float *normed,
+                        float *out) {
+    const long d = l->query.depth;
+#pragma omp for schedule(static)
+    for (long i = 0; i < all->rows; i++) {
+        const text *t = all->texts + all->of_row[i];
+        const long j = i - t->row, to = t->up + j - (all->last ? t->own : 0);
+        const float *row = rows + i * d;
+        if (j < t->own) rms_norm(row, l->attention_norm, l->epsilon, d, own + (t->kept + j) * d);
+        if (all->last && j < t->own) continue;
+        rms_norm(row, l->attention_norm, l->epsilon, d, normed + to * d);
+        memcpy(out + to * d, row, sizeof(float) * d);
+    }
 }
 
 /* Turn each pair of channels of one row. */
@@ -66,116 +84,49 @@ static void turn_row(const float *x, const float *turn, long heads, long width, 
         }
 }
 
-/* Scores of one chunk of a text: keys as they come, each against all rows. The values will be wanted
- * next, so they are fetched meanwhile. */
-static inline __attribute__((always_inline)) void
-score(const float *query, const float *key, const float *value, long rows, long heads,
-      const long width, long slots, float *scores) {
-    const float scale = 1 / sqrtf(width);
-    for (long s = 0; s < slots; s++)
-        for (long h = 0; h < heads; h++, key += width, value += width) {
-            for (long i = 0; i < width; i += 16) __builtin_prefetch(value + i);
-            for (long r = 0; r < rows; r++) {
-                const float *q = query + (r * heads + h) * width;
-                vec dot = {0};
-                for (long i = 0; i < width; i += 8) dot += *(vec *)(q + i) * *(vec *)(key + i);
-                scores[(r * heads + h) * CHUNK + s] = sum(dot) * scale;
-            }
-        }
-}
-
-/* From one row's scores of one head: the largest, the sum of weights and of weighted values. */
-static inline __attribute__((always_inline)) void
-weigh(float *score, const float *value, long seen, long step, const long width, float *part) {
-    float most = -INFINITY;
-    for (long s = 0; s < seen; s++) most = fmaxf(most, score[s]);
-    vec total = {0};
-    for (long s = 0; s < CHUNK; s += 8) *(vec *)(score + s) = exponential(*(vec *)(score + s) - most);
-    for (long s = seen; s < CHUNK; s++) score[s] = 0;
-    for (long s = 0; s < CHUNK; s += 8) total += *(vec *)(score + s);
-    for (long i = 0; i < width; i += 64) {
-        vec out[8] = {{0}};
-        const long blocks = width - i < 64 ? (width - i) / 8 : 8;
-        for (long s = 0; s < seen; s++)
-            for (long j = 0; j < blocks; j++)
-                out[j] += score[s] * *(vec *)(value + s * step + i + j * 8);
-        for (long j = 0; j < blocks; j++) *(vec *)(part + 2 + i + j * 8) = out[j];
-    }
-    part[0] = most;
-    part[1] = sum(total);
-}
-
-/* Chunk c of text b, all its rows: `parts` (rows, heads, 2 + width). */
-static inline __attribute__((always_inline)) void
-attend(const entry *at, const float *query, long heads, const long width, long b, long c,
-       float *scores, float *parts) {
-    const long rows = at->rows - at->skip, step = heads * width, first = c * CHUNK;
-    const long left = at->count - first, slots = left < CHUNK ? left : CHUNK;
-    const float *key = at->keys + (b * at->slots + first) * step;
-    const float *value = at->values + (b * at->slots + first) * step;
-    score(query + b * rows * step, key, value, rows, heads, width, slots, scores);
-    for (long h = 0; h < heads; h++)
-        for (long r = 0; r < rows; r++) {
-            const long limit = at->limit ? at->limit[b * at->rows + at->skip + r] : at->count;
-            const long seen = limit - first < slots ? limit - first : slots;
-            float *part = parts + (r * heads + h) * (2 + width);
-            if (seen > 0)
-                weigh(scores + (r * heads + h) * CHUNK, value + h * width, seen, step, width, part);
-            else
-                part[0] = -INFINITY;
-        }
-}
-
-/* Put one row's chunks of one head together; they are `stride` apart. */
-static void gather(const float *parts, long chunks, long stride, long width, float *out) {
-    float most = -INFINITY, total = 0;
-    for (long c = 0; c < chunks; c++) most = fmaxf(most, parts[c * stride]);
-    memset(out, 0, sizeof(float) * width);
-    for (long c = 0; c < chunks; c++, parts += stride) {
-        if (parts[0] == -INFINITY) continue;
-        const float share = expf(parts[0] - most);
-        total += share * parts[1];
-        for (long i = 0; i < width; i++) out[i] += share * parts[2 + i];
-    }
-    for (long i = 0; i < width; i++) out[i] /= total;
-}
-
-/* All rows see the cache; `seen` is (batch, rows, heads, width). */
-static void share_attention(const entry *at, const float *query, long heads, long width,
-                            float *scores, float *parts, float *seen) {
-    const long chunks = (at->count + CHUNK - 1) / CHUNK, rows = at->rows - at->skip;
-    const long part = rows * heads * (2 + width), score = rows * heads * CHUNK;
+/* Keys and values go into the cache; queries are turned where they are. */
+static void share_turns(const plan *all, const float *turn, const float *made, float *query) {
+    const long heads = all->heads, width = all->width, d = heads * width;
 #pragma omp for schedule(static)
-    for (long i = 0; i < at->batch * chunks; i++) {
-        const long b = i / chunks, c = i % chunks;
-        if (width == 64)
-            attend(at, query, heads, 64, b, c, scores + i * score, parts + i * part);
+    for (long i = 0; i < all->rows; i++) {
+        const text *t = all->texts + all->of_row[i];
+        const long j = i - t->row, skip = all->last ? t->own : 0;
+        if (j < t->own) {
+            const long to = t->slot ? t->slot[j] : t->start + j;
+            const float *row = made + (t->kept + j) * 2 * d;
+            turn_row(row, turn + i * width, heads, width, t->keys + to * d);
+            memcpy(t->values + to * d, row + d, sizeof(float) * d);
+        }
+        if (j >= skip) {
+            float *row = query + (t->up + j - skip) * d;
+            turn_row(row, turn + i * width, heads, width, row);
+        }
+    }
+}
+
+static void share_attention(const plan *all, const float *query, float *scores, float *parts,
+                            float *seen) {
+    const long heads = all->heads, width = all->width, d = heads * width, part = 2 + width;
+#pragma omp for schedule(static)
+    for (long i = 0; i < all->chunks; i++) {
+        const text *t = all->texts + all->of_chunk[i];
+        const long c = i - t->chunk, skip = all->last ? t->own : 0, rows = t->rows - skip;
+        const long *limit = t->limit ? t->limit + skip : NULL, cell = t->cell + c * rows * heads;
+        const float *q = query + t->up * d;
+        float *to = parts + cell * part, *space = scores + cell * CHUNK;
+        if (width == 64) /* known to the compiler, it stays in registers */
+            attend(q, t->keys, t->values, rows, heads, 64, c * CHUNK, t->count, limit, space, to);
         else
-            attend(at, query, heads, width, b, c, scores + i * score, parts + i * part);
+            attend(q, t->keys, t->values, rows, heads, width, c * CHUNK, t->count, limit, space, to);
     }
 #pragma omp for schedule(static)
-    for (long i = 0; i < at->batch * rows * heads; i++) {
-        const long b = i / (rows * heads), j = i % (rows * heads);
-        gather(parts + b * chunks * part + j * (2 + width), chunks, part, width, seen + i * width);
-    }
-}
-
-/* Keys and values of the rows that leave them, and turned queries in place. */
-static void share_turns(const entry *at, float *query, const float *made, long heads, long width) {
-    const long d = heads * width, rows = at->rows - at->skip;
-#pragma omp for schedule(static)
-    for (long i = 0; i < at->batch * (at->own + rows); i++) {
-        const long b = i / (at->own + rows), j = i % (at->own + rows), n = b * at->own + j;
-        if (j < at->own) {
-            const long to = b * at->slots + (at->slot ? at->slot[n] : at->start + j);
-            turn_row(made + n * 2 * d, at->turn + (b * at->rows + j) * width, heads, width,
-                     at->keys + to * d);
-            memcpy(at->values + to * d, made + (n * 2 + 1) * d, sizeof(float) * d);
-        } else {
-            const long r = j - at->own;
-            float *row = query + (b * rows + r) * d;
-            turn_row(row, at->turn + (b * at->rows + at->skip + r) * width, heads, width, row);
-        }
+    for (long i = 0; i < all->rows * heads; i++) {
+        const text *t = all->texts + all->of_row[i / heads];
+        const long skip = all->last ? t->own : 0, j = i / heads - t->row - skip;
+        if (j < 0) continue;
+        const long cell = j * heads + i % heads;
+        gather(parts + (t->cell + cell) * part, chunks_of(t), (t->rows - skip) * heads * part, width,
+               seen + (t->up * heads + cell) * width);
     }
 }
 
@@ -188,44 +139,42 @@ static void share_swiglu(const float *gate_up, long rows, long width, float *out
     }
 }
 
-/* rows (batch, rows, d) -> out (batch, rows - skip, d). Widths of a head and of the feed-forward are
- * multiples of 8. -1 if there is no memory. */
-int layer_pass(const layer *l, const entry *at, const float *rows, float *out) {
-    const long d = l->query.depth, width = d / l->heads, ff = l->down.depth;
-    const long up = at->rows - at->skip, all = at->batch * up, left = at->batch * at->own;
-    const long chunks = (at->count + CHUNK - 1) / CHUNK, each = all * l->heads * chunks;
-    float *space = malloc(sizeof(float) * (all * (3 * d + 3 * ff) + left * 3 * d +
-                                           each * (CHUNK + 2 + width)));
-    if (!space) return -1;
-    float *normed = space, *query = normed + all * d, *seen = query + all * d;
-    float *gate_up = seen + all * d, *hidden = gate_up + all * 2 * ff, *own = hidden + all * ff;
-    float *made = own + left * d, *scores = made + left * 2 * d, *parts = scores + each * CHUNK;
+/* Rows of all texts, one after the other, (rows, d), and their turns (rows, width of a head / 2, 2);
+ * into `out` those that go up. The widths of a head and of the feed-forward are multiples of 8. -1 if
+ * there is no memory. */
+int layer_pass(const layer *l, text *texts, long count, int last, const float *rows,
+               const float *turn, float *out) {
+    const long d = l->query.depth, ff = l->down.depth;
+    plan all = {.last = last, .heads = l->heads, .width = d / l->heads};
+    if (make(&all, texts, count)) return -1;
+    float *space = malloc(sizeof(float) * (all.up * (3 * d + 3 * ff) + all.kept * 3 * d +
+                                           all.cells * (CHUNK + 2 + all.width)));
+    float *normed = space, *query = normed + all.up * d, *seen = query + all.up * d;
+    float *gate_up = seen + all.up * d, *hidden = gate_up + all.up * 2 * ff;
+    float *own = hidden + all.up * ff, *made = own + all.kept * d, *scores = made + all.kept * 2 * d;
+    float *parts = scores + all.cells * CHUNK;
+    if (space) {
 #pragma omp parallel
-    {
+        {
+            share_start(&all, l, rows, own, normed, out);
+            share_product(&l->key_value, own, made, all.kept, 0);
+            share_product(&l->query, normed, query, all.up, 0);
+#pragma omp barrier
+            share_turns(&all, turn, made, query);
+            share_attention(&all, query, scores, parts, seen);
+            share_product(&l->out, seen, out, all.up, 1);
+#pragma omp barrier
 #pragma omp for schedule(static)
-        for (long i = 0; i < at->batch * at->rows; i++) {
-            const long b = i / at->rows, j = i % at->rows, to = b * up + j - at->skip;
-            if (j < at->own)
-                rms_norm(rows + i * d, l->attention_norm, l->epsilon, d, own + (b * at->own + j) * d);
-            if (j < at->skip) continue;
-            rms_norm(rows + i * d, l->attention_norm, l->epsilon, d, normed + to * d);
-            memcpy(out + to * d, rows + i * d, sizeof(float) * d);
+            for (long i = 0; i < all.up; i++)
+                rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, normed + i * d);
+            share_product(&l->gate_up, normed, gate_up, all.up, 0);
+#pragma omp barrier
+            share_swiglu(gate_up, all.up, ff, hidden);
+            share_product(&l->down, hidden, out, all.up, 1);
         }
-        share_product(&l->key_value, own, made, left, 0);
-        share_product(&l->query, normed, query, all, 0);
-#pragma omp barrier
-        share_turns(at, query, made, l->heads, width);
-        share_attention(at, query, l->heads, width, scores, parts, seen);
-        share_product(&l->out, seen, out, all, 1);
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (long i = 0; i < all; i++)
-            rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, normed + i * d);
-        share_product(&l->gate_up, normed, gate_up, all, 0);
-#pragma omp barrier
-        share_swiglu(gate_up, all, ff, hidden);
-        share_product(&l->down, hidden, out, all, 1);
     }
+    const int result = space ? 0 : -1;
     free(space);
-    return 0;
+    free(all.of_row);
+    return result;
 }

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("skinny.h", "skinny.c", "layer.c", "draw.c")
+SOURCES = ("skinny.h", "skinny.c", "attention.h", "layer.c", "draw.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -44,12 +44,13 @@ class LayerWeights(ctypes.Structure):
     )
 
 
-class LayerEntry(ctypes.Structure):
-    """`entry` of layer.c."""
+class TextRows(ctypes.Structure):
+    """`text` of layer.c, of which C sets the last five itself."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "turn", "slot", "limit")),
-        *((name, c_long) for name in ("batch", "rows", "own", "skip", "slots", "start", "count")),
+        *((name, c_void_p) for name in ("keys", "values", "slot", "limit")),
+        *((name, c_long) for name in ("rows", "own", "start", "count")),
+        *((name, c_long) for name in ("row", "kept", "up", "chunk", "cell")),
     )
 
 
@@ -64,12 +65,14 @@ def library() -> Any:
     if made is None:
         return None
     library = ctypes.CDLL(str(made))
-    pointers = [c_void_p] * 3
-    library.skinny_product.argtypes = [POINTER(Matrix), c_void_p, c_void_p, c_long]
+    address = c_void_p
+    library.skinny_product.argtypes = [POINTER(Matrix), address, address, c_long]
     library.skinny_product.restype = None
-    library.layer_pass.argtypes = [POINTER(LayerWeights), POINTER(LayerEntry), c_void_p, c_void_p]
+    texts = [POINTER(TextRows), c_long, c_int]
+    library.layer_pass.argtypes = [POINTER(LayerWeights), *texts, address, address, address]
     library.layer_pass.restype = c_int
-    library.draw_rows.argtypes = [*pointers, c_double, c_long, c_long, c_void_p, c_void_p]
+    sizes = [c_double, c_long, c_long]
+    library.draw_rows.argtypes = [address, address, address, *sizes, address, address]
     library.draw_rows.restype = c_int
     return library
 

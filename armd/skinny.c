@@ -19,7 +19,7 @@
 enum { WIDTH = 16, GROUP = 6, SPAN = 2, DEEP = 128 };
 typedef int8_t bytes __attribute__((vector_size(8), aligned(1)));
 
-static inline __attribute__((always_inline)) vec widen(const int8_t *p) {
+INLINE vec widen(const int8_t *p) {
 #ifdef __AVX2__
     return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 #else
@@ -27,7 +27,7 @@ static inline __attribute__((always_inline)) vec widen(const int8_t *p) {
 #endif
 }
 
-static inline __attribute__((always_inline)) vec load(const void *p, const int whole, long i) {
+INLINE vec load(const void *p, const int whole, long i) {
     return whole ? widen((const int8_t *)p + i) : *(const vec *)((const float *)p + i);
 }
 
@@ -42,7 +42,7 @@ typedef struct {
 } piece;
 
 /* Few rows take two panels, because one sum would wait for itself. */
-static inline __attribute__((always_inline)) void
+INLINE void
 micro(const piece *w, const int whole, const int rows, const int span) {
     vec sum[GROUP * SPAN][2];
     for (int i = 0; i < rows * span; i++)
@@ -68,7 +68,7 @@ micro(const piece *w, const int whole, const int rows, const int span) {
             *(vec *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * 8) = sum[i][h];
 }
 
-static inline __attribute__((always_inline)) void
+INLINE void
 group(const piece *w, const int whole, long rows, long span) {
     switch (rows * 2 + span) {
     case 3: micro(w, whole, 1, 1); break;
@@ -108,12 +108,13 @@ static void panels(const matrix *w, const float *x, float *y, long rows, int add
                 group(&part, 0, upto - from, span);
         }
     }
-    for (long r = 0; r < rows; r++)
-        for (long i = 0; i < span * WIDTH && first + i < w->outputs; i++) {
-            float made = out[r * SPAN * WIDTH + i], *to = y + r * w->outputs + first + i;
-            if (w->scale) made *= w->scale[first + i];
-            *to = add ? *to + made : made;
-        }
+    const long left = w->outputs - first, width = left < span * WIDTH ? left : span * WIDTH;
+    for (long r = 0; r < rows; r++) {
+        float *made = out + r * SPAN * WIDTH, *to = y + r * w->outputs + first;
+        if (w->scale)
+            for (long i = 0; i < width; i++) made[i] *= w->scale[first + i];
+        for (long i = 0; i < width; i++) to[i] = add ? to[i] + made[i] : made[i];
+    }
 }
 
 /* To be called by all threads of a parallel region, each of which does its share. x (rows, depth),

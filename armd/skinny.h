@@ -1,6 +1,7 @@
 /* What the C files share: vectors of 8 floats, and a matrix laid out for skinny products. */
 #include <stdint.h>
 
+#define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(32), aligned(4)));
 
 typedef struct {
