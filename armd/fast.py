@@ -7,6 +7,7 @@ work is done between them without going back to torch (layer.c).
 """
 
 import copy
+from collections.abc import Sequence
 from ctypes import byref
 from typing import Any, cast
 
@@ -14,20 +15,19 @@ import torch
 from torch import nn
 
 from .errors import ArmdError
-from .layers import Entry, Layer
+from .layers import Layer
 from .modeling_armd import ArmdLM, CausalLayer, LastTwoStreamLayer, TwoStreamLayer
-from .native import LayerWeights, Matrix, TextRows, library
+from .native import LayerWeights, Matrix, Text, TextRows, library
 from .shapes import Float, Tensor
 
 WEIGHTS = ("plain", "fp32", "int8")
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
 PANEL = 16
-FEW = 512
-"""Above so many rows the common product is better."""
 
 
 class SkinnyLinear(nn.Module):
-    """A linear layer without bias for a few float32 rows, its weights in float32 or int8."""
+    """A linear layer without bias for a few float32 rows, its weights in float32 or int8. What it
+    makes of a row does not depend, to the last bit, on the rows beside it."""
 
     panels: Tensor
     scale: Tensor | None
@@ -45,8 +45,6 @@ class SkinnyLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
-        if len(rows) > FEW:
-            return nn.functional.linear(rows, self.matrix()).view(*x.shape[:-1], self.outputs)
         out = rows.new_empty(len(rows), self.outputs)
         told = byref(self.address())
         library().skinny_product(told, rows.data_ptr(), out.data_ptr(), len(rows))
@@ -66,29 +64,28 @@ class SkinnyLinear(nn.Module):
 class FastLayer(Layer):
     """A layer whose decoding pass is one call of layer.c; what that cannot do is left to torch."""
 
-    def decode(
+    @property
+    def fits(self) -> bool:
+        """Its widths are whole vectors of eight."""
+        d, ff = cast(SkinnyLinear, self.query).depth, cast(SkinnyLinear, self.down).depth
+        return d // self.heads % 8 == 0 and ff % 8 == 0
+
+    def through(
         self,
-        rows: Float[Tensor, "b r d"],
-        turn: Float[Tensor, "b r half 2"],
-        keys: Float[Tensor, "b s h e"],
-        values: Float[Tensor, "b s h e"],
-        entry: Entry,
+        rows: Float[Tensor, "1 n d"],
+        turn: Float[Tensor, "1 n half 2"],
+        texts: Sequence[Text],
         *,
-        skip: int = 0,
-    ) -> Float[Tensor, "b k d"]:
-        (batch, count, d), ff = rows.shape, cast(SkinnyLinear, self.down).depth
-        if batch * count > FEW or d % 8 or keys.shape[3] % 8 or ff % 8:
-            return super().decode(rows, turn, keys, values, entry, skip=skip)
-        rows, turn = rows.contiguous(), turn.expand(batch, -1, -1, -1).contiguous()
-        out = rows.new_empty(batch, count - skip, d)
-        tables = [
-            None if t is None else t.contiguous() for t in (keys, values, entry.slot, entry.limit)
-        ]
-        places = zip(*(_each(table, batch) for table in tables), strict=True)
-        numbers = (count, entry.own, entry.start, entry.count)
-        texts = (TextRows * batch)(*((*place, *numbers) for place in places))
+        last: bool = False,
+    ) -> Float[Tensor, "1 k d"]:
+        """Rows of a decoding pass, text by text: of each the first leave keys and values in its
+        cache, then all see it. At the `last` of its kind those that left keys go no further."""
+        rows, turn = rows.contiguous(), turn.contiguous()
+        left = sum(text[5] for text in texts) if last else 0
+        out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
+        told = (TextRows * len(texts))(*texts)
         ends = (tensor.data_ptr() for tensor in (rows, turn, out))
-        if library().layer_pass(byref(self.address()), texts, batch, skip > 0, *ends):
+        if library().layer_pass(byref(self.address()), told, len(texts), last, *ends):
             raise MemoryError("no memory for a decoding pass")
         return out
 
@@ -97,14 +94,6 @@ class FastLayer(Layer):
         norms = (self.attention_norm.weight.data_ptr(), self.mlp_norm.weight.data_ptr())
         matrices = (cast(SkinnyLinear, getattr(self, name)).address() for name in MATRICES)
         return LayerWeights(*norms, *matrices, self.heads, self.attention_norm.eps)
-
-
-def _each(table: Tensor | None, batch: int) -> list[int | None]:
-    """The address of each row of a contiguous table."""
-    if table is None:
-        return [None] * batch
-    size = table[0].numel() * table.element_size()
-    return [table.data_ptr() + i * size for i in range(batch)]
 
 
 class FastTwoStreamLayer(FastLayer, TwoStreamLayer): ...

@@ -1,7 +1,5 @@
 """The parts of a layer: its weights, its masks, its positions, and the one attention call."""
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -54,32 +52,6 @@ def attention(
     return out.transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """How the rows of a decoding pass enter the cache of a layer, and how much of it they see."""
-
-    own: int
-    """So many rows, the first ones, leave keys and values there."""
-    start: int
-    """Slots taken before."""
-    count: int
-    """Slots taken afterwards."""
-    slot: Int[Tensor, "b m"] | None = None
-    """Where keys go; None: from `start` on."""
-    limit: Int[Tensor, "b r"] | None = None
-    """How many slots each row sees; None: all `count`."""
-
-    @cached_property
-    def mask(self) -> Bool[Tensor, "b 1 r s"] | None:
-        return None if self.limit is None else bool_mask(self.limit, self.count)
-
-    def write(self, store: Float[Tensor, "b s h e"], rows: Float[Tensor, "b m h e"]) -> None:
-        if self.slot is None:
-            store[:, self.start : self.count] = rows
-        else:
-            store[torch.arange(len(rows), device=rows.device)[:, None], self.slot] = rows
-
-
 def turns(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:
     """Cosine and sine of the angle by which rotary turns each pair of channels at a position."""
     half = config.d_head // 2
@@ -121,24 +93,3 @@ class Layer(nn.Module):
         """Add what attention saw, then the feed-forward."""
         rows = rows + self.dropout(self.out(seen.flatten(-2)))
         return rows + self.dropout(self.down(swiglu(self.gate_up(self.mlp_norm(rows)))))
-
-    def decode(
-        self,
-        rows: Float[Tensor, "b r d"],
-        turn: Float[Tensor, "b r half 2"],
-        keys: Float[Tensor, "b s h e"],
-        values: Float[Tensor, "b s h e"],
-        entry: Entry,
-        *,
-        skip: int = 0,
-    ) -> Float[Tensor, "b k d"]:
-        """A decoding pass: the first `entry.own` rows leave keys and values in the cache; the rows
-        from `skip` on see it, those just entered included, and go up."""
-        normed = self.attention_norm(rows)
-        made = self.keys_values(normed[:, : entry.own], turn[:, : entry.own])
-        for store, new in zip((keys, values), made, strict=True):
-            entry.write(store, new)
-        query = self.queries(normed[:, skip:], turn[:, skip:])
-        mask = "all" if entry.mask is None else entry.mask[:, :, skip:]
-        seen = attention(query, keys[:, : entry.count], values[:, : entry.count], mask)
-        return self.finish(rows[:, skip:], seen)

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 SOURCES = ("skinny.h", "skinny.c", "attention.h", "layer.c", "draw.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
 
@@ -52,6 +54,18 @@ class TextRows(ctypes.Structure):
         *((name, c_long) for name in ("rows", "own", "start", "count")),
         *((name, c_long) for name in ("row", "kept", "up", "chunk", "cell")),
     )
+
+
+Text = tuple[int | None, int | None, int | None, int | None, int, int, int, int]
+"""The fields of TextRows that are not C's own."""
+
+
+def addresses(table: Tensor | None, count: int) -> list[int | None]:
+    """Where each of `count` rows of a table is; nowhere without one."""
+    if table is None:
+        return [None] * count
+    step = table.stride(0) * table.element_size()
+    return [table.data_ptr() + i * step for i in range(count)]
 
 
 @cache

@@ -16,7 +16,7 @@
 #define KEEP(a, b)
 #endif
 
-enum { WIDTH = 16, GROUP = 6, SPAN = 2, DEEP = 128 };
+enum { WIDTH = 16, GROUP = 6, SPAN = 2, DEEP = 128, MANY = 96 };
 typedef int8_t bytes __attribute__((vector_size(8), aligned(1)));
 
 INLINE vec widen(const int8_t *p) {
@@ -82,14 +82,14 @@ group(const piece *w, const int whole, long rows, long span) {
     }
 }
 
-/* All rows against panels p .. p + span, DEEP steps of k at a time: so much of a panel stays in the
+/* At most MANY rows against panels p .. p + span, DEEP steps of k at a time: so much of a panel stays in the
  * first cache while the groups of rows pass over it and together fetch what comes next. */
 static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span) {
     const long first = p * WIDTH, depth = w->depth, groups = (rows + GROUP - 1) / GROUP;
     const long size = w->scale ? 1 : sizeof(float), stride = size * WIDTH / groups;
     const char *start = (const char *)w->panels + first * depth * size;
-    float out[rows * SPAN * WIDTH], wide[DEEP * WIDTH];
-    memset(out, 0, sizeof out);
+    float out[MANY * SPAN * WIDTH], wide[DEEP * WIDTH];
+    memset(out, 0, sizeof(float) * rows * SPAN * WIDTH);
     for (long k = 0; k < depth; k += DEEP) {
         const long deep = depth - k < DEEP ? depth - k : DEEP, widened = w->scale && groups > 1;
         const char *block = start + k * WIDTH * size;
@@ -118,12 +118,16 @@ static void panels(const matrix *w, const float *x, float *y, long rows, int add
 }
 
 /* To be called by all threads of a parallel region, each of which does its share. x (rows, depth),
- * y (rows, outputs); with `add` the product is added to what y holds. No barrier at its end. */
+ * y (rows, outputs), MANY rows at a time; with `add` the product is added to what y holds. No barrier at its end. */
 void share_product(const matrix *w, const float *x, float *y, long rows, int add) {
     const long count = (w->outputs + WIDTH - 1) / WIDTH, span = rows <= 2 ? SPAN : 1;
+    for (long r = 0; r < rows; r += MANY) {
+        const long few = rows - r < MANY ? rows - r : MANY;
 #pragma omp for schedule(static) nowait
-    for (long p = 0; p < count; p += span)
-        panels(w, x, y, rows, add, p, p + span <= count ? span : count - p);
+        for (long p = 0; p < count; p += span)
+            panels(w, x + r * w->depth, y + r * w->outputs, few, add, p,
+                   p + span <= count ? span : count - p);
+    }
 }
 
 void skinny_product(const matrix *w, const float *x, float *y, long rows) {
