@@ -1,5 +1,5 @@
-"""Many clients at once, a third of whom leave in the middle: every answer is complete, and the one it
-is alone; memory comes back, no place is stuck. `python -m armd.bench.load` does it for 30 s."""
+"""Many clients at once, a third of whom leave in the middle: every answer is complete and the same
+as alone; memory comes back, no place is stuck. `python -m armd.bench.load` does it for 30 s."""
 
 import asyncio
 import gc

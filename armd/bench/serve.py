@@ -1,4 +1,4 @@
-"""`armd bench serve`: what do many clients get, against one, and what does the server itself cost?"""
+"""`armd bench serve`: what do many clients get against one; what does the server itself cost?"""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def serving(size: str, places: int) -> Iterator[tuple[Service, int]]:
 
 
 def library(service: Service, tokens: int) -> float:
-    """Seconds of armd.generate for one text, in the engine's own thread: it has OpenMP's threads."""
+    """Seconds of armd.generate for one text, in the thread that has OpenMP's threads."""
     import torch
 
     from ..generation import generate
