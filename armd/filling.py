@@ -118,11 +118,16 @@ def uniforms(batch: int, n: int, generator: Generators = None) -> Float[Tensor, 
     """One number in [0, 1) for every token, drawn row by row from a generator of its own: a row's
     text does not depend on the rows beside it, nor on how far anyone has gone."""
     if generator is None or isinstance(generator, torch.Generator):
-        seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
-        generator = [torch.Generator().manual_seed(seed) for seed in seeds]
+        generator = spread(generator, batch)
     if len(generator) != batch:
         raise ArmdError(f"{len(generator)} generators do not fit {batch} rows; give one for each")
     return torch.stack([torch.rand(n, dtype=torch.float64, generator=g) for g in generator])
+
+
+def spread(generator: torch.Generator | None, batch: int) -> list[torch.Generator]:
+    """One generator for each row, out of one for all."""
+    seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def _pad(rows: Tensor, value: int | float | bool) -> Tensor:

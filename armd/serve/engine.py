@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -142,7 +143,9 @@ class Engine:
         with self.wake:
             for ticket in tickets:
                 ticket.gone = True
-            self.waiting = deque(t for t in self.waiting if not t.gone)
+            left = deque(ticket for ticket in self.waiting if not ticket.gone)
+            self.metrics.abandoned += len(self.waiting) - len(left)
+            self.waiting = left
             self.wake.notify()
 
     def stop(self, grace: float = 0.0) -> None:
@@ -159,8 +162,7 @@ class Engine:
         if self.stopping:
             raise Stopping("the server is shutting down")
         ahead = len(self.waiting) + len(self.errands)
-        free = max(0, self.places - len(self.active) - ahead)
-        if ahead + count > self.queue + free:
+        if ahead + count > self.queue + self.places - len(self.active):
             self.metrics.refused += 1
             seconds = self.metrics.mean_seconds() * (ahead + 1) / self.places
             raise Busy(max(1, min(60, math.ceil(seconds))))
@@ -176,7 +178,8 @@ class Engine:
                     self._pass()
                 if self.told:
                     told, self.told = self.told, []
-                    self.deliver(told)
+                    with suppress(RuntimeError):  # the server's loop has closed: nobody listens
+                        self.deliver(told)
 
     def _gather(self) -> bool:
         """Wait for work, clear and fill the places; False at the end."""
