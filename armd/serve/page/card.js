@@ -1,7 +1,7 @@
 /** The card beside a token: its step, its probability, and what else might have stood there. */
 
 import { make, percent, tint } from "./dom.js";
-import { quoted } from "./tokens.js";
+import { visible } from "./tokens.js";
 
 export class Card {
   constructor(host) {
@@ -53,7 +53,7 @@ function content(recording, position, blank) {
     head.append(make("b", "", "blank"), make("span", "", `position ${position}`));
     return [head];
   }
-  head.append(make("b", "", quoted(place.piece)));
+  head.append(make("b", "", visible(place.piece)));
   if (place.given) {
     head.append(make("span", "", `given, position ${position}`));
     return [head];
@@ -74,7 +74,7 @@ function bars(place, total) {
     const bar = make("i", "bar");
     bar.style.setProperty("--share", Math.exp(one.logprob));
     if (one === place) tint(bar, place.step, total);
-    row.append(make("span", "piece", quoted(one.piece)), bar);
+    row.append(make("span", "piece", visible(one.piece)), bar);
     row.append(make("span", "share", percent(one.logprob)));
     list.append(row);
   }

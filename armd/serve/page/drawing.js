@@ -6,10 +6,12 @@
 import { count, make, shape, tint } from "./dom.js";
 import { quoted } from "./tokens.js";
 
-const WIDTH = 480; // of every drawing, in its own units
-const LEFT = 26; // room for the numbers at the side
+const WIDTH = 400; // of every drawing, in its own units
+const LEFT = 22; // room for the numbers at the side
 const LINES = 64; // up to so many tokens cells have edges
 const LABELS = 32; // and up to so many, numbers
+const ACROSS = 24; // tokens in a line of the sequence
+const APART = 13; // numbers at the sides are at least so far apart
 
 export class Drawing {
   constructor(host) {
@@ -44,7 +46,7 @@ export class Drawing {
     const { n, calls, call } = plan;
     const rows = calls + 1;
     const wide = (WIDTH - LEFT) / n;
-    const high = Math.max(Math.min(wide, 300 / rows), 3);
+    const high = Math.max(Math.min(28, 230 / rows), 2.5);
     const drawing = picture(rows * high + 16, `Masking process: ${summary(plan)}`);
     const ground = [LEFT, 0, WIDTH - LEFT, rows * high];
     drawing.append(cell(...ground, "masked"));
@@ -58,10 +60,10 @@ export class Drawing {
       if (!call[j]) continue;
       label(drawing, LEFT + (j + 0.5) * wide, (call[j] + 0.5) * high, j, Math.min(high, wide));
     }
-    for (let j = 0; j < n; j += every(n)) {
+    for (let j = 0; j < n; j += every(wide)) {
       drawing.append(text(LEFT + (j + 0.5) * wide, rows * high + 11, j, "tick"));
     }
-    for (let t = 0; t < rows; t += every(rows)) {
+    for (let t = 0; t < rows; t += every(high)) {
       drawing.append(text(LEFT - 6, (t + 0.5) * high + 3, t, "tick end"));
     }
     const cover = cell(LEFT, 0, WIDTH - LEFT, 0, "cover");
@@ -80,8 +82,8 @@ export class Drawing {
   /** The tokens in the order they are generated, blocks apart. */
   #sequence(plan) {
     const gap = 0.3;
-    const across = Math.min(plan.n + gap * (plan.blocks.length - 1), 34);
-    const size = Math.min(WIDTH / across, 34);
+    const across = Math.min(plan.n + gap * (plan.blocks.length - 1), ACROSS);
+    const size = Math.min(WIDTH / across, 30);
     let [x, y] = [0, 0];
     const groups = plan.blocks.map((block) => {
       const group = shape("g");
@@ -127,7 +129,7 @@ export class Drawing {
     edges(drawing, ground, n + 1, n);
     drawing.append(...outlines);
     const order = blocks.flat();
-    for (let k = 0; k < n; k += every(n)) {
+    for (let k = 0; k < n; k += every(size)) {
       const at = (k + 0.5) * size;
       drawing.append(text(LEFT - 6, at + 3, order[k], "tick end"));
       drawing.append(text(LEFT + size + at, n * size + 11, order[k], "tick"));
@@ -210,10 +212,11 @@ function text(x, y, words, className) {
 
 function label(drawing, x, y, words, size) {
   if (size < 7) return;
-  const font = Math.min(13, size * 0.55);
+  const font = Math.min(12, size * 0.55);
   drawing.append(
     shape("text", { x, y: y + font * 0.36, "font-size": font, class: "inside" }, String(words)),
   );
 }
 
-const every = (n) => (n <= 20 ? 1 : n <= 40 ? 2 : n <= 80 ? 4 : Math.floor(n / 16));
+/** Every how manieth cell of this size has room for a number. */
+const every = (size) => [1, 2, 4, 5, 8, 10, 16, 20].find((k) => k * size >= APART) ?? 32;

@@ -90,28 +90,28 @@ function complain(message) {
 async function generate() {
   select("watch");
   const controller = begin();
-  const mine = (recording = new Recording());
-  find("copy").disabled = true;
+  const mine = new Recording();
   find("facts").textContent = "asking…";
   comeIntoView();
   let error = null;
   try {
     for await (const event of await request({ signal: controller.signal })) {
-      if (recording !== mine) return;
+      if (running !== controller) return; // another request has begun
       take(mine, event);
     }
   } catch (failure) {
     error = failure;
   }
-  const mineStill = recording === mine;
+  if (running === controller) conclude(mine, error);
   finish(controller, error);
-  if (mineStill) conclude(error);
 }
 
-/** One event of the canvas's recording. */
+/** One event of what is being written. */
 function take(mine, event) {
   mine.add(event);
   if (event.type === "start") {
+    recording = mine; // a request that fails before this leaves the last canvas as it was
+    find("copy").disabled = true;
     canvas.open(mine);
     player.open(mine);
     find("said").textContent = `Writing ${count(mine.blanks, "token")}.`;
@@ -123,22 +123,17 @@ function take(mine, event) {
 }
 
 /** What is said when it is over, one way or the other. */
-function conclude(error) {
-  const { start, end, steps } = recording;
-  if (!start) {
-    canvas.empty("Nothing was written.");
-    find("facts").textContent = "";
-    return;
-  }
-  find("copy").disabled = !end;
+function conclude({ start, steps, end, ...mine }, error) {
   if (!end) {
     const why = error?.name === "AbortError" ? "stopped" : "broken off";
-    find("facts").textContent = `${why} after ${count(steps.length, "step")}`;
-    find("said").textContent = find("facts").textContent;
+    const after = start ? `${why} after ${count(steps.length, "step")}` : "";
+    find("said").textContent = find("facts").textContent = after;
     return;
   }
+  find("copy").disabled = false;
   const speed = `${end.tokens_per_second.toFixed(0)} tokens/s`;
-  const did = [count(recording.written(steps.length), "token"), count(end.calls, "model call")];
+  const written = mine.places.filter(({ step }) => step !== null).length;
+  const did = [count(written, "token"), count(end.calls, "model call")];
   find("facts").textContent = [...did, `${end.seconds.toFixed(2)} s`, speed].join(" · ");
   find("said").textContent = `Done: ${did.join(" in ")}, ${speed}. ${end.text}`;
 }
@@ -163,10 +158,10 @@ async function measure() {
     const given = known.filter(Boolean).length;
     const blanks = known.length - given;
     const over = known.length > info.max_length;
-    const sum = `${given} given + ${blanks} to write = ${known.length}`;
+    const sum = `${given} given + ${blanks} to write`;
     const calls = count(settings.callsFor(blanks), "model call");
-    find("count").textContent = `${sum} of ${info.max_length} tokens${over ? ": too many" : ""}`;
-    if (blanks && !over) find("count").textContent += `, in ${calls}`;
+    const after = over ? `: ${known.length} of at most ${info.max_length}` : ` in ${calls}`;
+    find("count").textContent = `${sum}${blanks || over ? after : ""}`;
     find("count").classList.toggle("over", over);
     if (!running && !over) orderView.preview(known);
   } catch (error) {
@@ -248,5 +243,9 @@ function bold(text) {
 
 tabs();
 buttons();
-canvas.empty("Nothing written yet. Mark a blank or two, press Generate, and watch.");
+canvas.empty(
+  "Nothing written yet. Mark a blank or two, press Generate, and watch: each token takes the " +
+    "colour of the step that draws it. Point at one, or go there with the arrow keys, to see " +
+    "what else might have stood there.",
+);
 meet();

@@ -22,7 +22,7 @@ export class OrderView {
     this.asked = 0; // answers to earlier questions are late, and not drawn
     this.show = () => {}; // draws again what the canvas has
     find("drawn").addEventListener("change", () => this.#chosen());
-    this.drawing.empty("The order of the canvas is drawn here.");
+    this.#empty("The order of the canvas is drawn here.");
   }
 
   get ofCanvas() {
@@ -52,14 +52,19 @@ export class OrderView {
     this.recording = null;
     const blanks = known.filter((given) => !given).length;
     const asked = (this.asked += 1);
-    if (!blanks) return this.drawing.empty("Nothing to write yet.");
+    if (!blanks) return this.#empty("Nothing to write yet.");
     if (this.settings.order === "random") {
-      return this.drawing.empty("A random order is drawn when the text is written.");
+      return this.#empty("A random order is drawn when the text is written.");
     }
     if (this.settings.order === "backward") return this.#open(backward(known), known);
     const streams = this.settings.streamsFor(blanks);
     const request = { kind: "infill", length: known.length, known, streams };
     this.#ask(request, asked, (order) => this.#open(order, known));
+  }
+
+  #empty(words) {
+    this.drawing.empty(words);
+    find("order-words").textContent = "";
   }
 
   #open(order, known) {
@@ -98,7 +103,7 @@ export class OrderView {
       const order = await ask("v1/order", request);
       if (asked === this.asked) onOrder(order);
     } catch (error) {
-      if (asked === this.asked) this.drawing.empty(error.message);
+      if (asked === this.asked) this.#empty(error.message);
     }
   }
 }

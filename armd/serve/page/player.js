@@ -12,10 +12,12 @@ export class Player {
     this.onStep = onStep;
     this.recording = null;
     this.frame = 0; // of the animation, while playing
+    this.held = false; // the reader has gone back while steps still arrive
     this.play.addEventListener("click", () => this.toggle());
     this.scrubber.addEventListener("input", () => {
       this.pause();
       this.#go(Number(this.scrubber.value));
+      this.held = Number(this.scrubber.value) < this.recording.steps.length;
     });
     this.scrubber.addEventListener("keydown", (event) => {
       if (event.key !== " ") return;
@@ -28,14 +30,15 @@ export class Player {
   open(recording) {
     this.pause();
     this.recording = recording;
+    this.held = false;
     this.play.disabled = this.scrubber.disabled = !recording.total;
     this.follow();
   }
 
-  /** Shows the newest step, while they arrive. */
+  /** Shows the newest step, as they arrive. */
   follow() {
     this.scrubber.max = this.recording.total;
-    this.#go(this.recording.steps.length);
+    if (!this.held && !this.frame) this.#go(this.recording.steps.length);
   }
 
   toggle() {
@@ -71,10 +74,12 @@ export class Player {
     this.frame = requestAnimationFrame(tick);
   }
 
-  #go(step) {
-    this.scrubber.value = step;
+  #go(wanted) {
     const { steps, total } = this.recording;
-    this.step.value = `step ${step} of ${total}`;
+    const step = Math.min(wanted, steps.length); // not all may have come
+    this.scrubber.value = step;
+    const clock = this.recording.seconds(step).toFixed(2);
+    this.step.value = `step ${step} of ${total}, ${clock} s`;
     const landed = step ? steps[step - 1].at.map(({ piece }) => quoted(piece)).join(", ") : "";
     this.scrubber.setAttribute("aria-valuetext", `step ${step} of ${total} ${landed}`);
     this.scrubber.style.setProperty("--done", total ? step / total : 0);

@@ -1,7 +1,7 @@
 /** The prompt box: text with blanks, how long each blank is, and the canvas that makes. */
 
 import { ask } from "./api.js";
-import { button, count, make } from "./dom.js";
+import { button, make } from "./dom.js";
 
 // as armd's templates: two or more underscores; the space before them goes with them, because
 // byte-level tokens carry the space before a word
@@ -127,9 +127,7 @@ export class Prompt {
     while (rows.length > this.lengths.length) this.list.lastChild.remove();
     while (rows.length < this.lengths.length) this.list.append(this.#row(rows.length));
     this.lengths.forEach((length, index) => {
-      const row = rows[index];
-      row.querySelector("input").value = length;
-      row.querySelector(".unit").textContent = count(length, "token").split(" ")[1];
+      rows[index].querySelector("input").value = length;
     });
     this.list.hidden = !this.lengths.length;
   }
@@ -148,7 +146,6 @@ export class Prompt {
       button("small", "−", `${name} shorter`, change(-1)),
       field,
       button("small", "+", `${name} longer`, change(1)),
-      make("span", "unit", "tokens"),
     );
   }
 }

@@ -10,8 +10,11 @@ export function split(piece) {
   return ["", piece ? "␣" : "▯", ""]; // "": bytes of a character that a later token completes
 }
 
-/** A piece in words, for labels: quoted, its line breaks visible. */
+/** A piece in words, for labels that are read aloud. */
 export const quoted = (piece) => `“${piece.replaceAll("\n", "↵")}”`;
+
+/** A piece with its white space visible, to be compared with others. */
+export const visible = (piece) => piece.replaceAll("\n", "↵").replaceAll(" ", "·") || "▯";
 
 export class Canvas {
   /** `card` shows what is known of the token under the pointer or the focus. */
