@@ -5,6 +5,7 @@ import { count, find } from "./dom.js";
 import { Drawing } from "./drawing.js";
 
 const EXAMPLE = { length: 16, steps: 5, rho: 5 }; // sizes of the kinds drawn for themselves
+const PREVIEW = 512; // tokens of the longest order that the server works out without writing
 const WORDS = {
   left_to_right: "One token at a time, as a GPT writes: the mask is a triangle.",
   strided: "The heads of the streams one by one, then one token of each stream a call.",
@@ -53,8 +54,8 @@ export class OrderView {
     const blanks = known.filter((given) => !given).length;
     const asked = (this.asked += 1);
     if (!blanks) return this.#empty("Nothing to write yet.");
-    if (this.settings.order === "random") {
-      return this.#empty("A random order is drawn when the text is written.");
+    if (this.settings.order === "random" || known.length > PREVIEW) {
+      return this.#empty("This order is drawn when the text is written.");
     }
     if (this.settings.order === "backward") return this.#open(backward(known), known);
     const streams = this.settings.streamsFor(blanks);

@@ -64,11 +64,12 @@ export class Settings {
 
   /** How tokens are chosen, as /v1/infill takes it. */
   get sampling() {
-    return {
-      temperature: Number(find("temperature").value),
-      top_p: Number(find("top-p").value),
-      seed: Math.max(0, Math.floor(find("seed").valueAsNumber || 0)),
-    };
+    const temperature = Number(find("temperature").value);
+    const topP = Number(find("top-p").value);
+    // the likeliest token needs no filter, and one that keeps everything is none
+    const filter = temperature > 0 && topP < 1 ? { top_p: topP } : {};
+    const seed = Math.max(0, Math.floor(find("seed").valueAsNumber || 0));
+    return { temperature, ...filter, seed };
   }
 
   /** The order of these blanks, as /v1/infill takes it. */
@@ -107,5 +108,6 @@ export class Settings {
       slider.style.setProperty("--done", share);
     }
     find("streams").disabled = this.order !== "strided";
+    find("top-p").disabled = !temperature;
   }
 }
