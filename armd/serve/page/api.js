@@ -8,7 +8,7 @@ export async function ask(path, body, { signal } = {}) {
   return (await send(path, body, signal)).json();
 }
 
-/** The events of a streamed answer, one object after another, as they arrive. */
+/** The events of a streamed answer, one object after another, as they arrive, up to its "end". */
 export async function* events(path, body, { signal } = {}) {
   const answer = await send(path, body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -16,13 +16,14 @@ export async function* events(path, body, { signal } = {}) {
   try {
     for (;;) {
       const { value, done } = await read(reader);
-      if (done) return;
-      pending += value.replaceAll("\r\n", "\n");
+      if (done) throw new ServerError("The server broke off in the middle.");
+      pending = (pending + value).replaceAll("\r\n", "\n");
       const whole = pending.split("\n\n");
       pending = whole.pop(); // what is not yet complete
       for (const block of whole) {
         const event = parse(block);
         if (event) yield event;
+        if (event?.type === "end") return;
       }
     }
   } finally {

@@ -25,6 +25,7 @@ export class Canvas {
     this.spans = [];
     this.step = 0;
     host.addEventListener("pointerover", (event) => this.#point(event.target));
+    host.addEventListener("click", (event) => this.#point(event.target)); // a second tap, too
     host.addEventListener("pointerleave", () => this.card.hide());
     host.addEventListener("focusin", (event) => this.#point(event.target));
     host.addEventListener("focusout", () => this.card.hide());
