@@ -25,8 +25,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
     "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
+    "serve": ("armd.serve.command", "serve", "serve a model to many clients, with a page"),
     "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
+    "bench serve": ("armd.bench.serve", "bench_serve", "time the server: many clients against one"),
 }
 
 

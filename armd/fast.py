@@ -28,11 +28,12 @@ from .shapes import Float, Tensor
 WEIGHTS = ("plain", "fp32", "int8")
 PANEL = 16
 FEW = 64
-"""Above so many rows the common product is better."""
+"""So many rows go through the panels at a time; more would push each other out of the cache."""
 
 
 class SkinnyLinear(nn.Module):
-    """A linear layer without bias for a few float32 rows, its weights in float32 or int8."""
+    """A linear layer without bias for a few float32 rows, its weights in float32 or int8. What it
+    makes of a row does not depend, to the last bit, on the rows beside it."""
 
     panels: Tensor
     scale: Tensor | None
@@ -51,12 +52,11 @@ class SkinnyLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
-        if len(rows) > FEW:
-            return nn.functional.linear(rows, self.matrix()).view(*x.shape[:-1], self.outputs)
         out = rows.new_empty(len(rows), self.outputs)
         scale = 0 if self.scale is None else self.scale.data_ptr()
-        sizes = (len(rows), self.depth, self.outputs)
-        self.product(rows.data_ptr(), self.panels.data_ptr(), scale, out.data_ptr(), *sizes)
+        for few, made in zip(rows.split(FEW), out.split(FEW), strict=True):
+            sizes = (len(few), self.depth, self.outputs)
+            self.product(few.data_ptr(), self.panels.data_ptr(), scale, made.data_ptr(), *sizes)
         return out.view(*x.shape[:-1], self.outputs)
 
     def matrix(self) -> Float[Tensor, "n m"]:

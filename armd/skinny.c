@@ -25,37 +25,26 @@ static inline __attribute__((always_inline)) vec load(const void *p, const int w
     return whole ? widen((const int8_t *)p + i) : *(const vec *)((const float *)p + i);
 }
 
-/* `rows` rows against one panel; `unroll` sums run side by side, because one waits for itself. */
+/* `rows` rows against one panel. Each output is one sum in the order of k, whatever rows are beside
+ * it, so that a text has the same bits alone and in a batch. (More sums side by side would wait less
+ * for each other, but memory is slower than the waiting.) */
 static inline __attribute__((always_inline)) void
 micro(const void *panel, const int whole, const float *x, long depth, const float *next, long stride,
-      float out[GROUP][WIDTH], const int rows, const int unroll) {
-    vec sum[GROUP * 4][2];
-    for (int i = 0; i < rows * unroll; i++) sum[i][0] = sum[i][1] = (vec){0};
-    long k = 0;
-    for (; k + unroll <= depth; k += unroll)
-        for (int u = 0; u < unroll; u++) {
-            vec a = load(panel, whole, (k + u) * WIDTH), b = load(panel, whole, (k + u) * WIDTH + 8);
-            if (!whole) __builtin_prefetch(next + (k + u) * stride);
-            for (int r = 0; r < rows; r++) {
-                float s = x[r * depth + k + u];
-                sum[r * unroll + u][0] += a * s;
-                sum[r * unroll + u][1] += b * s;
-            }
-        }
-    for (; k < depth; k++) {
+      float out[GROUP][WIDTH], const int rows) {
+    vec sum[GROUP][2];
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (vec){0};
+    for (long k = 0; k < depth; k++) {
         vec a = load(panel, whole, k * WIDTH), b = load(panel, whole, k * WIDTH + 8);
+        if (!whole) __builtin_prefetch(next + k * stride);
         for (int r = 0; r < rows; r++) {
-            sum[r * unroll][0] += a * x[r * depth + k];
-            sum[r * unroll][1] += b * x[r * depth + k];
+            float s = x[r * depth + k];
+            sum[r][0] += a * s;
+            sum[r][1] += b * s;
         }
     }
     for (int r = 0; r < rows; r++) {
-        for (int u = 1; u < unroll; u++) {
-            sum[r * unroll][0] += sum[r * unroll + u][0];
-            sum[r * unroll][1] += sum[r * unroll + u][1];
-        }
-        *(vec *)out[r] = sum[r * unroll][0];
-        *(vec *)(out[r] + 8) = sum[r * unroll][1];
+        *(vec *)out[r] = sum[r][0];
+        *(vec *)(out[r] + 8) = sum[r][1];
     }
 }
 
@@ -63,12 +52,12 @@ static inline __attribute__((always_inline)) void
 group(const void *panel, const int whole, const float *x, long depth, const float *next, long stride,
       float out[GROUP][WIDTH], long rows) {
     switch (rows) {
-    case 1: micro(panel, whole, x, depth, next, stride, out, 1, 4); break;
-    case 2: micro(panel, whole, x, depth, next, stride, out, 2, 3); break;
-    case 3: micro(panel, whole, x, depth, next, stride, out, 3, 2); break;
-    case 4: micro(panel, whole, x, depth, next, stride, out, 4, 1); break;
-    case 5: micro(panel, whole, x, depth, next, stride, out, 5, 1); break;
-    default: micro(panel, whole, x, depth, next, stride, out, 6, 1);
+    case 1: micro(panel, whole, x, depth, next, stride, out, 1); break;
+    case 2: micro(panel, whole, x, depth, next, stride, out, 2); break;
+    case 3: micro(panel, whole, x, depth, next, stride, out, 3); break;
+    case 4: micro(panel, whole, x, depth, next, stride, out, 4); break;
+    case 5: micro(panel, whole, x, depth, next, stride, out, 5); break;
+    default: micro(panel, whole, x, depth, next, stride, out, 6);
     }
 }
 

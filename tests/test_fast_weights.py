@@ -50,6 +50,17 @@ def test_cached_equals_full_with_fast_weights(weights: str, streams: int) -> Non
     torch.testing.assert_close(logp.gather(1, order.position[None]), full, rtol=0, atol=1e-4)
 
 
+@settings(max_examples=20, deadline=None)
+@given(depth=st.integers(1, 70), int8=st.booleans())
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(depth: int, int8: bool) -> None:
+    g = torch.Generator().manual_seed(depth)
+    linear = fast.SkinnyLinear(torch.randn(50, depth, generator=g), int8=int8)
+    x = torch.randn(150, depth, generator=g)
+    together = linear(x)
+    for start, count in ((0, 1), (3, 2), (7, 3), (20, 4), (40, 5), (60, 6), (50, 13), (30, 70)):
+        assert torch.equal(linear(x[start : start + count]), together[start : start + count])
+
+
 def test_packing_leaves_the_model_as_it_was() -> None:
     model = tiny()
     before = {name: p.clone() for name, p in model.named_parameters()}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..configuration_armd import ArmdConfig
-from ..generation import uniforms
+from ..filling import uniforms
 from ..layers import turns
 from ..modeling_armd import ArmdLM, Sight
 from ..order import left_to_right
