@@ -21,6 +21,7 @@ export async function* events(path, body, { signal } = {}) {
       const whole = pending.split("\n\n");
       pending = whole.pop(); // what is not yet complete
       for (const block of whole) {
+        signal?.throwIfAborted(); // what came before the reader stopped, but was not shown
         const event = parse(block);
         if (event) yield event;
         if (event?.type === "end") return;

@@ -49,19 +49,19 @@ let recording = null; // what the canvas shows
 let running = null; // the AbortController of the request under way
 let typing = 0; // the timer that waits for a pause in typing
 
-/** The request that the form makes, with so many streams or as many as the slider says. */
+/** What the form asks for, as events. With `streams`, those and nothing else: a side of a race. */
 async function request({ streams, signal }) {
   const { tokens, known } = await prompt.canvas(settings.length, { signal });
   const blanks = known.filter((given) => !given).length;
   if (!blanks) throw new Error("There is nothing to write: mark a blank, or raise Length.");
-  const chosen = streams
-    ? { order: "strided", streams: Math.min(streams, blanks) }
-    : settings.orderOf(known, settings.streamsFor(blanks));
-  return events(
-    "v1/infill",
-    { tokens, known, ...chosen, ...settings.sampling, rivals: RIVALS, stream: true },
-    { signal },
-  );
+  const racing = streams && { order: "strided", streams: Math.min(streams, blanks) };
+  const order = racing || settings.orderOf(blanks);
+  // a prompt may end early, at an end of text; blanks are all filled, and so is either side of a
+  // race: the two write equally many tokens
+  const whole = racing || prompt.lengths.length;
+  const text = whole ? { tokens, known } : { prompt: prompt.text, max_tokens: blanks };
+  const body = { ...text, ...order, ...settings.sampling, rivals: RIVALS, stream: true };
+  return events("v1/infill", body, { signal });
 }
 
 /** One request at a time: stops the one under way, says how to stop this one. */

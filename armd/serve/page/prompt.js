@@ -25,6 +25,10 @@ export class Prompt {
     });
   }
 
+  get text() {
+    return this.box.value;
+  }
+
   get blanks() {
     return [...this.box.value.matchAll(BLANK)];
   }

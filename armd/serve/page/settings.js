@@ -72,12 +72,11 @@ export class Settings {
     return { temperature, ...filter, seed };
   }
 
-  /** The order of these blanks, as /v1/infill takes it. */
-  orderOf(known, streams) {
+  /** The order of so many blanks, as /v1/infill takes it. */
+  orderOf(blanks) {
     if (this.order === "random") return { order: "random", streams: 1 };
-    if (this.order !== "backward") return { order: "strided", streams };
-    const blanks = known.flatMap((given, position) => (given ? [] : [position]));
-    return { order: blanks.reverse(), streams: 1 };
+    if (this.order === "strided") return { order: "strided", streams: this.streamsFor(blanks) };
+    return { order: Array.from({ length: blanks }, (_, i) => blanks - 1 - i), streams: 1 };
   }
 
   #restore() {

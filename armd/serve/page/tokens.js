@@ -70,7 +70,7 @@ export class Canvas {
     const classes = ["token", !there ? "blank" : place.given ? "given" : "drawn step"];
     if (latest) classes.push("latest");
     if (latest && step > this.step) classes.push("fresh"); // it lands; scrubbing back, it does not
-    if (there && this.recording.dropped(position)) classes.push("dropped");
+    if (this.recording.dropped(position)) classes.push("dropped");
     if (span.className !== classes.join(" ")) span.className = classes.join(" ");
     if (there && !place.given) tint(span, place.step, this.recording.total);
     const label = this.#words(place, position, there);
