@@ -162,8 +162,7 @@ class Engine:
         if self.stopping:
             raise Stopping("the server is shutting down")
         ahead = len(self.waiting) + len(self.errands)
-        free = max(0, self.places - len(self.active) - ahead)
-        if ahead + count > self.queue + free:
+        if ahead + count > self.queue + self.places - len(self.active):
             self.metrics.refused += 1
             seconds = self.metrics.mean_seconds() * (ahead + 1) / self.places
             raise Busy(max(1, min(60, math.ceil(seconds))))

@@ -1,6 +1,7 @@
 """What the engine tells about a text: tokens drawn, its end, or its failure."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..filling import Step
@@ -31,6 +32,7 @@ class Drawn:
 
     step: int
     at: tuple[Landed, ...]
+    when: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Ended:
 
     reason: Literal["length", "stop"]
     cut: str | None = None
+    when: float = field(default_factory=time.perf_counter, compare=False)
 
 
 @dataclass(frozen=True)

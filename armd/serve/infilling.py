@@ -33,10 +33,6 @@ class Sheet:
     calls: int = 0
     drawn: int = 0
 
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
-
 
 def sheet_of(service: Service, asked: InfillRequest) -> Sheet:
     """Everything that can be wrong is found here, before anything is written."""
@@ -111,12 +107,13 @@ def step_event(service: Service, sheet: Sheet, drawn: Drawn) -> Json:
         }
 
     at = [one(landed) for landed in drawn.at]
-    return {"type": "step", "step": drawn.step, "at": at, "seconds": round(sheet.seconds, 6)}
+    seconds = round(drawn.when - sheet.began, 6)
+    return {"type": "step", "step": drawn.step, "at": at, "seconds": seconds}
 
 
 def end_event(service: Service, sheet: Sheet, ended: Ended) -> Json:
     """What stands behind the first EOS that was drawn, by other streams, is no part of the text."""
-    tokens, seconds = sheet.tokens, sheet.seconds
+    tokens, seconds = sheet.tokens, ended.when - sheet.began
     ends = (
         i
         for i, (token, known) in enumerate(zip(tokens, sheet.known, strict=True))

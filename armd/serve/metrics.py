@@ -1,9 +1,18 @@
 """What the server has done, as numbers for /metrics."""
 
+import os
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from pathlib import Path
 
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+def resident_bytes() -> int:
+    """What the process holds of the machine's memory; 0 where the system does not say."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * PAGE if status.exists() else 0
 
 
 @dataclass
@@ -75,7 +84,9 @@ class Metrics:
             "places_taken": ("Places taken.", active),
             "waiting": ("Texts in the queue.", waiting),
         }
-        lines: list[str] = []
+        resident = "process_resident_memory_bytes"
+        lines = [f"# HELP {resident} Memory held.", f"# TYPE {resident} gauge"]
+        lines += [f"{resident} {resident_bytes()}"]
         for kind, table, end in (("counter", counters, "_total"), ("gauge", gauges, "")):
             for name, (help_text, value) in table.items():
                 full = f"armd_{name}{end}"
