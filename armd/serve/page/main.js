@@ -16,7 +16,7 @@ const EXAMPLES = {
   continue: { text: "The people of the United States", lengths: [], after: 48 },
   blanks: {
     text: "The ____ of the United States ____ peace with all nations, and ____.",
-    lengths: [3, 5, 8],
+    lengths: [2, 4, 6],
     after: 0,
   },
   nothing: { text: "", lengths: [], after: 64 },
