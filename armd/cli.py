@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
     "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
+    "bench eval": ("armd.bench.eval", "bench_eval", "time perplexity against the bare forward"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
 }
 

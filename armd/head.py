@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from .errors import ArmdError
 from .shapes import Float, Int, Tensor
 
 ROWS = 256
@@ -74,6 +75,7 @@ def weighted_loss(
     weight: Float[Tensor, "m"],
 ) -> Float[Tensor, ""]:
     """sum_i weight_i * -log p(target_i); targets of -100 count nothing."""
+    check_targets(target, len(matrix))
     if torch.is_autocast_enabled(rows.device.type):
         rows = rows.to(torch.get_autocast_dtype(rows.device.type))
     scored = target != IGNORE
@@ -82,6 +84,18 @@ def weighted_loss(
     if torch.is_grad_enabled() and (rows.requires_grad or matrix.requires_grad):
         return _WeightedLoss.apply(rows, matrix, target, weight)
     return -(weight * target_log_probs(rows, matrix, target)).sum()
+
+
+def check_targets(target: Int[Tensor, "m"], size: int) -> None:
+    """Each is a token or -100. Only on a CPU: elsewhere the check would wait for the device."""
+    if target.device.type != "cpu":
+        return
+    wrong = target[((target < 0) | (target >= size)) & (target != IGNORE)]
+    if len(wrong):
+        raise ArmdError(
+            f"label {int(wrong[0])} is no token of the vocabulary of {size}; give {IGNORE} where "
+            "nothing is scored"
+        )
 
 
 def target_log_probs(

@@ -14,8 +14,9 @@ from lm_eval.api.registry import register_model  # type: ignore[import-not-found
 from ..errors import ArmdError
 from ..generation import stream
 from ..order import left_to_right
+from ..seeds import seeded
 from .models import Loaded, load
-from .perplexity import Scoring, generator, score_windows
+from .perplexity import Scoring, score_windows
 from .scorer import picked
 from .windows import Window
 
@@ -138,7 +139,7 @@ class ArmdHarness(LM):
             streams=min(self.streams, most),
             temperature=temperature,
             eos=self.loaded.eos,
-            generator=generator(self.seed, number),
+            generator=seeded(self.seed, number),
         ):
             drawn = step.drawn[0]
             places = step.position[0][drawn].tolist()

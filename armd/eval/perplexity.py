@@ -10,6 +10,8 @@ from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
+from ..seeds import seeded
+from ..sharing import Ranks
 from .windows import Protocol, Tally, Window, cut
 
 if TYPE_CHECKING:
@@ -121,9 +123,9 @@ def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
         if scoring.order == "strided":
             order = orders.strided(n, min(scoring.streams, n))
         elif scoring.order == "random":
-            order = orders.random(n, generator=generator(scoring.seed, window.index, draw))
+            order = orders.random(n, generator=seeded(scoring.seed, window.index, draw))
         else:
-            source = generator(scoring.seed, window.index, draw)
+            source = seeded(scoring.seed, window.index, draw)
             order = orders.masking(n, scoring.steps, generator=source)
         found.append(padded(order, longest))
     return orders.stack(found)
@@ -144,15 +146,6 @@ def padded(order: Any, n: int) -> Any:
     )
 
 
-def generator(*words: int) -> Any:
-    from hashlib import sha256
-
-    import torch
-
-    digest = sha256(" ".join(map(str, words)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-
-
 def perplexity(
     loaded: Loaded,
     corpus: Corpus,
@@ -160,8 +153,7 @@ def perplexity(
     scoring: Scoring,
     *,
     window: int,
-    rank: int = 0,
-    world: int = 1,
+    ranks: Ranks = Ranks(),  # noqa: B008
     report: Any = None,
 ) -> dict[str, Any]:
     """Score a text; everything one needs to know to do it again is in the result."""
@@ -180,13 +172,15 @@ def perplexity(
         tally=tally,
         running=not corpus.ends,
     )
-    mine = (w for w in islice(windows, scoring.limit) if w.index % world == rank)
+    mine = (w for w in islice(windows, scoring.limit) if w.index % ranks.world == ranks.rank)
     start = time.perf_counter()
     for part in score_windows(scorer, mine, scoring, first=first):
         sums.add(part)
         if report is not None:
-            report(sums.windows * world, sums.counted * world, time.perf_counter() - start)
-    sums = together(sums) if world > 1 else sums
+            report(
+                sums.windows * ranks.world, sums.counted * ranks.world, time.perf_counter() - start
+            )
+    sums = together(sums, ranks)
     if not sums.counted:
         raise ArmdError(
             f"{corpus.name} ({corpus.source}) has {tally.tokens} tokens, fewer than a window of "
@@ -228,17 +222,9 @@ def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:
     return figures
 
 
-def together(sums: Sums) -> Sums:
+def together(sums: Sums, ranks: Ranks) -> Sums:
     """The sums of all processes."""
-    import torch
-    import torch.distributed as dist
-
-    names = list(asdict(sums))
-    values = torch.tensor([getattr(sums, name) for name in names], dtype=torch.float64)
-    if dist.get_backend() == "nccl":
-        values = values.cuda()
-    dist.all_reduce(values)
-    nll, variance, tight, counted, windows = values.tolist()
+    nll, variance, tight, counted, windows = ranks.total(list(asdict(sums).values()))
     return Sums(nll, variance, tight, int(counted), int(windows))
 
 

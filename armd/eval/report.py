@@ -11,8 +11,12 @@ import tyro
 
 from . import paper
 from .findings import Findings, collect
-from .tables import NOT_RUN, Table, tables
+from .tables import NOT_RUN, Origins, Table, tables
 
+LEGEND = (
+    "≤ marks a bound. Rows that begin with 'ours' were measured here, and end with the number of "
+    "the command that made them; the others are the paper's."
+)
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #ccc}
@@ -36,10 +40,11 @@ def report(
         out: Folder for report.md and report.html.
     """
     found = collect(list(runs))
-    made, curves = tables(found), figures(found)
+    origins = Origins()
+    made, curves = tables(found, origins), figures(found)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.md").write_text(markdown(made, found), "utf-8")
-    (out / "report.html").write_text(page(made, curves, found), "utf-8")
+    (out / "report.md").write_text(markdown(made, origins, found), "utf-8")
+    (out / "report.html").write_text(page(made, origins, curves, found), "utf-8")
     missing = [table.title for table in made if any(NOT_RUN in row for row in table.rows)]
     print(f"{out / 'report.md'} and {out / 'report.html'}: {len(made)} tables")
     if missing:
@@ -55,31 +60,37 @@ def examples(found: Findings) -> list[tuple[str, str]]:
     ]
 
 
-def markdown(made: list[Table], found: Findings) -> str:
+def markdown(made: list[Table], origins: Origins, found: Findings) -> str:
     parts = ["# Results beside the paper's", f"Made {time.strftime('%Y-%m-%d %H:%M')}."]
-    parts.append("≤ marks a bound. Rows that begin with 'ours' were measured here.")
+    parts.append(LEGEND)
     for table in made:
         lines = [f"## {table.title}", "", f"| {' | '.join(table.header)} |"]
         lines.append("|" + " --- |" * len(table.header))
         lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table.rows]
-        lines += ["", *(f"- {note}" for note in table.notes)]
-        parts.append("\n".join(lines).rstrip())
+        parts.append("\n".join(lines))
+    if origins.said:
+        parts.append("## How ours were made")
+        parts.append("\n".join(f"{number}. {text}" for text, number in origins.said.items()))
     for name, text in examples(found):
         quoted = "\n".join(f"    {line}" for line in text.splitlines())
         parts.append(f"### Sample: {name}\n\n{quoted}")
     return "\n\n".join(parts) + "\n"
 
 
-def page(made: list[Table], curves: list[tuple[str, str]], found: Findings) -> str:
+def page(
+    made: list[Table], origins: Origins, curves: list[tuple[str, str]], found: Findings
+) -> str:
     """One file: no script, no style sheet, no picture from elsewhere."""
     body = ["<h1>Results beside the paper's</h1>"]
-    body.append(f"<p>Made {time.strftime('%Y-%m-%d %H:%M')}. ≤ marks a bound.</p>")
+    body.append(f"<p>Made {time.strftime('%Y-%m-%d %H:%M')}. {LEGEND}</p>")
     for table in made:
         body.append(f"<h2>{escape(table.title)}</h2>")
         head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
         rows = "".join(html_row(row) for row in table.rows)
         body.append(f"<table><tr>{head}</tr>{rows}</table>")
-        body += [f'<p class="note">{escape(note)}</p>' for note in table.notes]
+    if origins.said:
+        notes = "".join(f'<li id="how-{n}">{escape(text)}</li>' for text, n in origins.said.items())
+        body.append(f'<h2>How ours were made</h2><ol class="note">{notes}</ol>')
     for title, drawing in curves:
         body.append(f"<h2>{escape(title)}</h2><figure>{drawing}</figure>")
     for name, text in examples(found):
@@ -93,7 +104,12 @@ def page(made: list[Table], curves: list[tuple[str, str]], found: Findings) -> s
 
 def html_row(row: list[str]) -> str:
     kind = ' class="ours"' if row[0].startswith("ours") else ""
-    return f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+    cells = [escape(cell) for cell in row]
+    name, mark, numbers = cells[0].rpartition(" [")
+    if kind and mark:
+        links = (f'<a href="#how-{n}">{n}</a>' for n in numbers.rstrip("]").split(", "))
+        cells[0] = f"{name} <sup>{', '.join(links)}</sup>"
+    return f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def figures(found: Findings) -> list[tuple[str, str]]:

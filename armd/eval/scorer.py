@@ -1,6 +1,7 @@
 """Who gives the probabilities: one face for our model, its baselines and any causal LM."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -118,13 +119,30 @@ class CausalScorer:
             raise ArmdError("this model is autoregressive; score it with --order left-to-right")
         if skip == 0 and self.bos is not None:
             start = tokens.new_full((len(tokens), 1), self.bos)
-            logits = self.model(torch.cat([start, tokens[:, :-1]], 1), use_cache=False).logits
-            return picked(logits, tokens)
+            return self._next(torch.cat([start, tokens[:, :-1]], 1), tokens)
         unscored = torch.zeros(len(tokens), 1, device=tokens.device)
         if tokens.shape[1] == 1:
             return unscored
-        logits = self.model(tokens[:, :-1], use_cache=False).logits
-        return torch.cat([unscored, picked(logits, tokens[:, 1:])], 1)
+        return torch.cat([unscored, self._next(tokens[:, :-1], tokens[:, 1:])], 1)
+
+    def _next(self, seen: Int[Tensor, "b n"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        if self.head is None:
+            return picked(self.model(seen, use_cache=False).logits, target)
+        return picked_from_rows(self.model.base_model(seen, use_cache=False)[0], self.head, target)
+
+    @cached_property
+    def head(self) -> Float[Tensor, "v d"] | None:
+        """The matrix that makes logits of the last rows, so that they never stand in memory all at
+        once; None where the head does more (a bias, a scale, a cap), which a few tokens show."""
+        head, body = self.model.get_output_embeddings(), self.model.base_model
+        if not isinstance(head, nn.Linear) or head.bias is not None or body is self.model:
+            return None
+        some = torch.arange(8, device=self.device)[None] % self.vocab_size
+        with torch.inference_mode():
+            rows, logits = body(some, use_cache=False)[0], self.model(some, use_cache=False).logits
+            if rows.shape[-1] != head.in_features:
+                return None
+            return head.weight if torch.equal(head(rows), logits) else None
 
 
 def picked(logits: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
