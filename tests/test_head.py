@@ -125,8 +125,8 @@ def test_labels_of_minus_100_are_not_scored() -> None:
 
 @pytest.mark.parametrize("label", [-5, -1, 10**6])
 def test_a_label_that_is_no_token_is_named(label: int, unchecked: None) -> None:
-    model, tokens, order = case_of(n=6)
-    labels = tokens.clone()
+    case = case_of("strided", 9, 1)
+    labels = case.tokens.clone()
     labels[0, 3] = label
     with pytest.raises(ArmdError, match=f"label {label} .*-100"):
-        model(tokens, order=order, labels=labels)
+        case.model(case.tokens, order=case.order, labels=labels)

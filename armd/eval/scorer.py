@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
+from ..head import target_log_probs
+from ..likelihood import log_likelihood
 from ..modeling_armd import ArmdLM
 from ..order import Order, left_to_right
 from ..shapes import Float, Int, Tensor
@@ -82,10 +84,9 @@ class ArmdScorer:
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         order = left_to_right(tokens.shape[1]) if order is None else order
-        rows, order = self.model.hidden(tokens, order), order.rows(len(tokens)).to(tokens.device)
-        target = tokens.gather(1, order.position.expand(tokens.shape))
-        found = picked_from_rows(rows, self.model.head_matrix(), target)
-        return found.gather(1, order.inverse().expand(found.shape))
+        found = log_likelihood(self.model, tokens, order)
+        inverse = order.rows(len(tokens)).to(tokens.device).inverse()
+        return found.gather(1, inverse.expand(found.shape))
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,9 @@ class CausalScorer:
     def _next(self, seen: Int[Tensor, "b n"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         if self.head is None:
             return picked(self.model(seen, use_cache=False).logits, target)
-        return picked_from_rows(self.model.base_model(seen, use_cache=False)[0], self.head, target)
+        rows = self.model.base_model(seen, use_cache=False)[0]
+        found = target_log_probs(rows.flatten(0, 1), self.head, target.flatten())
+        return found.view(target.shape)
 
     @cached_property
     def head(self) -> Float[Tensor, "v d"] | None:
@@ -155,16 +158,3 @@ def picked(logits: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]) -> Float[
         for part, at in zip(rows.split(few), wanted.split(few), strict=True)
     ]
     return torch.cat(parts).view(target.shape)
-
-
-def picked_from_rows(
-    rows: Float[Tensor, "b n d"], matrix: Float[Tensor, "v d"], target: Int[Tensor, "b n"]
-) -> Float[Tensor, "b n"]:
-    """The same from a model's last rows; one buffer holds the logits of all chunks in turn."""
-    flat, wanted = rows.flatten(0, 1), target.flatten()
-    buffer = flat.new_empty(min(MANY, len(flat)), len(matrix))
-    found = []
-    for part, at in zip(flat.split(MANY), wanted.split(MANY), strict=True):
-        logits = torch.mm(part, matrix.mT, out=buffer[: len(part)])
-        found.append(picked(logits[None], at[None])[0])
-    return torch.cat(found).view(target.shape)
