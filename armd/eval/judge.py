@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from .batches import filled, in_batches
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
@@ -47,24 +48,13 @@ class Judge:
 
         scorer = CausalScorer(self.model, None)
         found: list[list[float]] = [[] for _ in rows]
-        for places in batches(rows, batch):
-            lengths = torch.tensor([len(rows[place]) for place in places])
-            ids = torch.zeros(len(places), int(lengths.max()), dtype=torch.long)
-            for row, place in zip(ids, places, strict=True):
-                row[: len(rows[place])] = torch.tensor(rows[place])
+        for places in in_batches(list(map(len, rows)), batch, least=2):
+            ids = filled([rows[place] for place in places])
             with torch.inference_mode():
                 nll = -scorer.log_probs(ids.to(scorer.device), None, 1).double().cpu()
             for row, place in zip(nll, places, strict=True):
                 found[place] = row[1 : len(rows[place])].tolist()
         return found
-
-
-def batches(rows: list[list[int]], batch: int) -> Iterator[list[int]]:
-    """Places of rows of like length; rows of fewer than two tokens have nothing to score."""
-    places = [place for place, row in enumerate(rows) if len(row) > 1]
-    places.sort(key=lambda place: -len(rows[place]))
-    for start in range(0, len(places), batch):
-        yield places[start : start + batch]
 
 
 def averages(surprise: list[list[float]], rows: list[list[int]], eos: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import ArmdError
 from ..seeds import seeded
 from ..sharing import Ranks
+from .batches import filled, in_batches
 from .windows import Protocol, Tally, Window, cut
 
 if TYPE_CHECKING:
@@ -66,18 +67,15 @@ def score_windows(
     """Score windows, a batch at a time; yields each batch's sums. first: the first token counts."""
     skip = 0 if first else 1
     while some := list(islice(windows, scoring.batch * LOOK_AHEAD)):
-        some.sort(key=lambda window: -len(window.ids))
-        for start in range(0, len(some), scoring.batch):
-            yield score_batch(scorer, some[start : start + scoring.batch], scoring, skip)
+        for places in in_batches([len(window.ids) for window in some], scoring.batch):
+            yield score_batch(scorer, [some[place] for place in places], scoring, skip)
 
 
 def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: int) -> Sums:
     import torch
 
     lengths = torch.tensor([len(window.ids) for window in windows])
-    tokens = torch.zeros(len(windows), int(lengths.max()), dtype=torch.long)
-    for row, window in zip(tokens, windows, strict=True):
-        row[: len(window.ids)] = torch.tensor(window.ids)
+    tokens = filled([window.ids for window in windows])
     column = torch.arange(tokens.shape[1])
     scored = (column >= skip) & (column < lengths[:, None])
     place = scorer.device
