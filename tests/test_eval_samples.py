@@ -78,7 +78,7 @@ def test_a_sample_is_the_same_whatever_the_batch(unchecked):
 def test_the_temperature_search_finds_the_entropy(tmp_path, capsys, unchecked):
     model = saved(tiny_armd(), tmp_path / "model")
     reader = saved(tiny_gpt2(), tmp_path / "judge")
-    options = {"judge": reader, "count": 8, "length": 48, "device": "cpu"}
+    options = {"judge": reader, "count": 4, "length": 24, "device": "cpu"}
     plain = eval_samples(model, temperature=0.7, **options)["entropy_bits"]
     found = eval_samples(model, match_entropy=plain, **options)
     assert found["entropy_bits"] == pytest.approx(plain, abs=0.021)
