@@ -20,11 +20,14 @@ LEGEND = (
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #ccc}
+th,td:not(:first-child){white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 tr.ours{font-weight:bold}.note{color:#555;font-size:.85rem;word-break:break-word}
-pre{white-space:pre-wrap;background:#f4f4f4;padding:.7rem}figure{margin:1rem 0}"""
+pre{white-space:pre-wrap;background:#f4f4f4;padding:.7rem}code{color:#222}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(26rem,100%),1fr));gap:1rem}
+figure{margin:0}figcaption{font-size:.9rem}svg{width:100%;height:auto}sup{font-weight:normal}"""
 COLOURS = ("#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad", "#b9770e", "#555")
-WIDE, HIGH, EDGE = 520, 260, 44
+WIDE, HIGH, EDGE, TICKS = 520, 260, 44, 4
 
 
 def report(
@@ -53,11 +56,12 @@ def report(
 
 def examples(found: Findings) -> list[tuple[str, str]]:
     """Some of the generated texts, with where they come from."""
-    return [
-        (f"{result.get('model', result['source'])}, streams {result.get('streams', '?')}", text)
-        for result in found.samples
-        for text in result.get("examples", [])
-    ]
+    named = []
+    for result in found.samples:
+        name = result.get("model", result["source"])
+        more = f"streams {result['streams']}" if "streams" in result else result.get("form", "")
+        named += [(f"{name}, {more}", text) for text in result.get("examples", [])]
+    return named
 
 
 def markdown(made: list[Table], origins: Origins, found: Findings) -> str:
@@ -68,9 +72,9 @@ def markdown(made: list[Table], origins: Origins, found: Findings) -> str:
         lines.append("|" + " --- |" * len(table.header))
         lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table.rows]
         parts.append("\n".join(lines))
-    if origins.said:
+    if notes := origins.notes():
         parts.append("## How ours were made")
-        parts.append("\n".join(f"{number}. {text}" for text, number in origins.said.items()))
+        parts.append("\n".join(f"{number}. {text}" for number, text in enumerate(notes, 1)))
     for name, text in examples(found):
         quoted = "\n".join(f"    {line}" for line in text.splitlines())
         parts.append(f"### Sample: {name}\n\n{quoted}")
@@ -88,11 +92,14 @@ def page(
         head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
         rows = "".join(html_row(row) for row in table.rows)
         body.append(f"<table><tr>{head}</tr>{rows}</table>")
-    if origins.said:
-        notes = "".join(f'<li id="how-{n}">{escape(text)}</li>' for text, n in origins.said.items())
-        body.append(f'<h2>How ours were made</h2><ol class="note">{notes}</ol>')
+    if notes := origins.notes():
+        items = [f'<li id="how-{n}">{coded(text)}</li>' for n, text in enumerate(notes, 1)]
+        body.append(f'<h2>How ours were made</h2><ol class="note">{"".join(items)}</ol>')
+    body.append('<h2>Curves</h2><div class="grid">')
     for title, drawing in curves:
-        body.append(f"<h2>{escape(title)}</h2><figure>{drawing}</figure>")
+        caption = f"<figcaption>{escape(title)}</figcaption>"
+        body.append(f"<figure>{caption}{drawing}</figure>")
+    body.append("</div>")
     for name, text in examples(found):
         body.append(f"<h3>Sample: {escape(name)}</h3><pre>{escape(text)}</pre>")
     return (
@@ -100,6 +107,12 @@ def page(
         '<meta name="viewport" content="width=device-width">'
         f"<title>ARMD results</title><style>{STYLE}</style>{''.join(body)}</html>\n"
     )
+
+
+def coded(note: str) -> str:
+    """A note as HTML: what stands between backticks is code."""
+    parts = escape(note).split("`")
+    return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))
 
 
 def html_row(row: list[str]) -> str:
@@ -144,11 +157,15 @@ def plot(curves: dict[str, Any]) -> str:
         down = HIGH - EDGE - (y - low) / max(high - low, 1e-9) * (HIGH - 2 * EDGE)
         return f"{across:.1f},{down:.1f}"
 
-    parts = [f'<path d="M{EDGE},{EDGE}V{HIGH - EDGE}H{WIDE - EDGE}" fill="none" stroke="#888"/>']
-    for y, value in ((HIGH - EDGE, low), (EDGE, high)):
-        parts.append(f'<text x="{EDGE - 4}" y="{y + 4}" text-anchor="end">{value:.4g}</text>')
-    for x, value in ((EDGE, left), (WIDE - EDGE, right)):
-        parts.append(f'<text x="{x}" y="{HIGH - EDGE + 16}" text-anchor="middle">{value:g}</text>')
+    parts = []
+    for part in range(TICKS + 1):
+        x, y = (low + part / TICKS * (high - low) for low, high in ((left, right), (low, high)))
+        across, down = place(x, y).split(",")
+        parts.append(f'<path d="M{EDGE},{down}H{WIDE - EDGE}" stroke="#ddd"/>')
+        at = f'x="{EDGE - 4}" y="{down}" dominant-baseline="middle" text-anchor="end"'
+        parts.append(f"<text {at}>{y:.4g}</text>")
+        at = f'x="{across}" y="{HIGH - EDGE + 18}" text-anchor="middle"'
+        parts.append(f"<text {at}>{x:.4g}</text>")
     for number, (name, points) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         line = " ".join(place(*point) for point in points)
@@ -156,6 +173,6 @@ def plot(curves: dict[str, Any]) -> str:
         across, down = EDGE + 170 * (number % 3), 14 + 15 * (number // 3)
         parts.append(f'<text x="{across}" y="{down}" fill="{colour}">{escape(name)}</text>')
     return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" font-size="11" '
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" font-size="13" '
         f'xmlns="http://www.w3.org/2000/svg" role="img">{"".join(parts)}</svg>'
     )

@@ -1,6 +1,6 @@
 """The paper's tables, its figures beside ours. What was not run says so."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import paper
@@ -23,23 +23,32 @@ class Table:
 
 @dataclass
 class Origins:
-    """How each of our figures was made, numbered in the order in which they are met."""
+    """The commands that made our figures, numbered in the order in which they are met."""
 
-    said: dict[str, int] = field(default_factory=dict)
+    results: dict[tuple[str, str], Result] = field(default_factory=dict)
+    """The first of each command and file."""
 
     def of(self, results: list[Result]) -> str:
         """The numbers of these results' origins."""
-        numbers = {self.said.setdefault(origin(r), len(self.said) + 1) for r in results}
+        for result in results:
+            self.results.setdefault((result.get("command", "?"), result["file"]), result)
+        keys = list(self.results)
+        numbers = {keys.index((r.get("command", "?"), r["file"])) + 1 for r in results}
         return f" [{', '.join(map(str, sorted(numbers)))}]"
 
-
-def origin(result: Result) -> str:
-    config = f"; {result['config']}" if result.get("config") else ""
-    return f"`{result.get('command', '?')}` ({result.get('date', '?')}; {result['file']}{config})"
+    def notes(self) -> list[str]:
+        """Command, date, file and configuration of each."""
+        found = []
+        for (command, file), result in self.results.items():
+            facts = [str(result.get("date", "no date")), file, result.get("config", "")]
+            found.append(f"`{command}` ({'; '.join(filter(None, facts))})")
+        return found
 
 
 def tables(found: Findings, origins: Origins) -> list[Table]:
     small, medium = (zero_shot_rows(found, origins, large=large) for large in (False, True))
+    ours = replace(found, ppl=[r for r in found.ppl if is_ours(r)])
+    parts = [zero_shot_rows(ours, origins, large=large) for large in (False, True)]
     title = "Zero-shot perplexity"
     return [
         zero_shot(f"Table 1. {title}, small", paper.TABLE_1_SMALL, small),
@@ -47,10 +56,14 @@ def tables(found: Findings, origins: Origins) -> list[Table]:
         generation(found, origins),
         lm1b(found, origins),
         throughput(found, origins),
-        zero_shot("Ablation, small", paper.ABLATION_SMALL, small),
-        zero_shot("Ablation, medium", paper.ABLATION_MEDIUM, medium),
+        zero_shot("Ablation, small", paper.ABLATION_SMALL, parts[0]),
+        zero_shot("Ablation, medium", paper.ABLATION_MEDIUM, parts[1]),
         *([infilling(found, origins)] if found.infill else []),
     ]
+
+
+def is_ours(result: Result) -> bool:
+    return result["settings"].get("kind_of_model", "armd") == "armd"
 
 
 def zero_shot(title: str, published: dict[str, paper.Scores], ours: list[list[str]]) -> Table:
