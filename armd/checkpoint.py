@@ -18,9 +18,10 @@ from typing import Any
 from safetensors import safe_open
 
 from .distributed import Group, first_row, local
-from .durable import hash_file, sync_folder, write_tensors, write_text
+from .durable import hash_file, sync_folder, write_text
 from .errors import ArmdError
 from .shapes import Tensor
+from .tensor_files import write_tensors
 
 FACTS, SUMS, NEWEST = "facts.json", "sha256.json", "newest.json"
 _PATIENCE = 1800.0

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
     "serve": ("armd.serve.command", "serve", "serve a model to many clients, with a page"),
     "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
+    "bench eval": ("armd.bench.eval", "bench_eval", "time perplexity against the bare forward"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
     "bench products": ("armd.bench.products", "bench_products", "time products of a few rows"),
     "bench serve": ("armd.bench.serve", "bench_serve", "time the server: many clients against one"),

@@ -2,7 +2,6 @@
 each of these does nothing."""
 
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from . import sharing
 from .errors import ArmdError
 from .shapes import Tensor
 
@@ -81,28 +79,8 @@ def find_device(name: str) -> torch.device:
 def joined(device_name: str) -> Iterator[Group]:
     """The group that torchrun started this process in, or a group of one."""
     device = find_device(device_name)
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
-        yield Group(0, 1, device)
-        return
-    cuda = device.type == "cuda"
-    store, rank, world = next(rendezvous("env://"))
-    # torchrun may keep its store when it restarts workers: what the dead ones wrote there must not
-    # be read again, or gloo waits for them for ever
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        store=PrefixStore(f"attempt-{attempt}", store),
-        rank=rank,
-        world_size=world,
-        device_id=device if cuda else None,
-    )
-    try:
-        yield Group(dist.get_rank(), world, device)
-    finally:
-        # models that still hold the group must go first: freed after it, gloo may wait for ever
-        gc.collect()
-        dist.destroy_process_group()
+    with sharing.joined(device) as ranks:
+        yield Group(ranks.rank, ranks.world, device)
 
 
 def spread(model: nn.Module, group: Group, kind: str) -> nn.Module:

@@ -9,8 +9,9 @@ from safetensors import SafetensorError, safe_open
 from .baselines import MODELS, name_of
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
 from .configuration_armd import ArmdConfig
-from .durable import sync_folder, write_tensors
+from .durable import sync_folder
 from .errors import ArmdError
+from .tensor_files import write_tensors
 
 EXPORT = "export"
 

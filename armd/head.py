@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from .errors import ArmdError
 from .shapes import Float, Int, Tensor
 
 ROWS = 256
@@ -54,17 +55,25 @@ class _WeightedLoss(torch.autograd.Function):
 def _chunk_loss(
     logits: Tensor, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor
 ) -> Tensor:
-    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in `logits`. These
-    are (vocabulary, rows): with the long side first the product is half as fast again on a CPU."""
-    torch.mm(matrix, rows.mT, out=logits)
-    top = logits.amax(0)
-    at_target = logits.gather(0, target[None])[0] - top
-    logits.sub_(top).exp_()
-    mass = logits.sum(0, dtype=wide(logits.dtype))
+    """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in `logits`."""
+    at_target, mass = _exponentials(logits, rows, matrix, target)
     loss = (weight * (mass.log() - at_target)).sum()
     logits.mul_((weight / mass).to(logits.dtype))
     logits.scatter_add_(0, target[None], -weight[None].to(logits.dtype))
     return loss
+
+
+def _exponentials(
+    logits: Tensor, rows: Tensor, matrix: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each row's logit at its target, below its top one, and the sum of exp(logit - top), which are
+    left in `logits`. These are (vocabulary, rows): with the long side first the product is half as
+    fast again on a CPU."""
+    torch.mm(matrix, rows.mT, out=logits)
+    top = logits.amax(0)
+    at_target = logits.gather(0, target[None])[0] - top
+    logits.sub_(top).exp_()
+    return at_target, logits.sum(0, dtype=wide(logits.dtype))
 
 
 def weighted_loss(
@@ -74,6 +83,7 @@ def weighted_loss(
     weight: Float[Tensor, "m"],
 ) -> Float[Tensor, ""]:
     """sum_i weight_i * -log p(target_i); targets of -100 count nothing."""
+    check_targets(target, len(matrix))
     if torch.is_autocast_enabled(rows.device.type):
         rows = rows.to(torch.get_autocast_dtype(rows.device.type))
     scored = target != IGNORE
@@ -84,14 +94,37 @@ def weighted_loss(
     return -(weight * target_log_probs(rows, matrix, target)).sum()
 
 
+def check_targets(target: Int[Tensor, "m"], size: int) -> None:
+    """Each is a token or -100. Only on a CPU: elsewhere the check would wait for the device."""
+    if target.device.type != "cpu":
+        return
+    wrong = target[((target < 0) | (target >= size)) & (target != IGNORE)]
+    if len(wrong):
+        raise ArmdError(
+            f"label {int(wrong[0])} is no token of the vocabulary of {size}; give {IGNORE} where "
+            "nothing is scored"
+        )
+
+
 def target_log_probs(
     rows: Float[Tensor, "m d"], matrix: Float[Tensor, "v d"], target: Int[Tensor, "m"]
 ) -> Float[Tensor, "m"]:
     """log p(target_i) for each row, a chunk of logits at a time, with gradients if wanted."""
     parts = [(r, matrix, t) for r, t in zip(rows.split(ROWS), target.split(ROWS), strict=True)]
-    if not torch.is_grad_enabled():
-        return torch.cat([_chunk_log_probs(*part) for part in parts])
-    return torch.cat([checkpoint(_chunk_log_probs, *part, use_reentrant=False) for part in parts])
+    if torch.is_grad_enabled():
+        made = [checkpoint(_chunk_log_probs, *part, use_reentrant=False) for part in parts]
+    elif wide(rows.dtype) == rows.dtype:
+        buffer = rows.new_empty(len(matrix) * min(ROWS, len(rows)))
+        made = [_in_place_log_probs(buffer, *part) for part in parts]
+    else:  # too coarse to hold exponentials
+        made = [_chunk_log_probs(*part) for part in parts]
+    return torch.cat(made) if made else rows.new_empty(0)
+
+
+def _in_place_log_probs(buffer: Tensor, rows: Tensor, matrix: Tensor, target: Tensor) -> Tensor:
+    logits = buffer[: len(matrix) * len(rows)].view(len(matrix), -1)
+    at_target, mass = _exponentials(logits, rows, matrix, target)
+    return at_target - mass.log()
 
 
 def _chunk_log_probs(rows: Tensor, matrix: Tensor, target: Tensor) -> Tensor:

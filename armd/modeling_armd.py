@@ -16,7 +16,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
 from .fused import RmsNorm
-from .head import weighted_loss, wide
+from .head import IGNORE, weighted_loss, wide
 from .layers import Layer, Mask, attention, mask_from_limit, turns
 from .loading import StrictModel
 from .order import Order, left_to_right
@@ -217,7 +217,7 @@ class ArmdLM(StrictModel):
             return MaskedLMOutput(logits=self.logits(rows))  # type: ignore
         position = order.rows(len(labels)).position.to(labels.device)
         target = labels.gather(1, position.expand(labels.shape)).flatten()
-        share = (target >= 0).to(wide(rows.dtype))
+        share = (target != IGNORE).to(wide(rows.dtype))
         if weight is not None:
             share = share * weight.expand(labels.shape).flatten()
         share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)

@@ -60,10 +60,13 @@ def saved_kind(folder: Path) -> tuple[str, str]:
         ) from None
 
 
-def find_device(name: str) -> torch.device:
-    """The device of that name, if it is here."""
+def find_device(name: str | None) -> torch.device:
+    """The device of that name, if it is here; None is the GPU of this process, or the CPU."""
     import torch
 
+    from .sharing import device_here
+
+    name = device_here(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 Item = TypeVar("Item")
 
@@ -36,6 +40,17 @@ class Ranks:
         dist.gather_object(mine, found)
         return found or []
 
+    def total(self, mine: Sequence[float]) -> list[float]:
+        """Added up over all processes, in float64; every process gets the sums."""
+        if self.world == 1:
+            return list(mine)
+        import torch
+        import torch.distributed as dist
+
+        values = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(values)
+        return values.tolist()
+
     def from_first(self, value: Any) -> Any:
         """What the first process says."""
         if self.world == 1:
@@ -48,17 +63,33 @@ class Ranks:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
-    """The processes torchrun started, or this one alone."""
+def joined(device: torch.device | None = None) -> Iterator[Ranks]:
+    """The processes torchrun started, or this one alone. They exchange what lies on `device`;
+    without one, small things on the CPU alone."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Ranks()
         return
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
-    dist.init_process_group("gloo")  # only small Python objects are exchanged
+    cuda = device is not None and device.type == "cuda"
+    store, rank, world = next(rendezvous("env://"))
+    # torchrun may keep its store when it restarts workers: what the dead ones wrote there must not
+    # be read again, or gloo waits for them for ever
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=PrefixStore(f"attempt-{attempt}", store),
+        rank=rank,
+        world_size=world,
+        device_id=device if cuda else None,
+    )
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        yield Ranks(rank, world)
     finally:
+        # models that still hold the group must go first: freed after it, gloo may wait for ever
+        gc.collect()
         dist.destroy_process_group()
 
 

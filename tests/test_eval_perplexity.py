@@ -21,9 +21,12 @@ from eval_models import (
     tokenizer,
 )
 
+from armd.bench.eval import bench_eval
 from armd.errors import ArmdError
 from armd.eval.perplexity import Scoring, perplexity
-from armd.eval.ppl import eval_ppl
+from armd.eval.ppl import eval_ppl, shown
+from armd.eval.report import report
+from armd.eval.scorer import CausalScorer
 from armd.eval.windows import PROTOCOLS
 
 LONG = [*TEXTS * 4]
@@ -133,6 +136,32 @@ def test_a_causal_lm_padded_equals_unpadded():
     assert one == pytest.approx(eight, rel=2e-6)
 
 
+def test_a_head_in_chunks_equals_all_logits_and_a_head_that_does_more_is_left_whole():
+    model, tokens = tiny_gpt2(), torch.arange(40).view(2, 20)
+    scorer = CausalScorer(model, 3)
+    assert scorer.head is model.lm_head.weight
+    with torch.no_grad():
+        chunked = scorer.log_probs(tokens, None, 1)
+        logits = model(tokens[:, :-1]).logits.log_softmax(-1)
+    whole = logits.gather(2, tokens[:, 1:, None]).squeeze(2)
+    assert torch.allclose(chunked[:, 1:], whole, atol=1e-5)
+    plain = model.forward
+
+    def capped(*args, **options):
+        made = plain(*args, **options)
+        made.logits = 5 * torch.tanh(made.logits / 5)
+        return made
+
+    model.forward = capped
+    scorer = CausalScorer(model, 3)
+    assert scorer.head is None
+    with torch.no_grad():
+        found = scorer.log_probs(tokens, None, 1)
+        logits = model(tokens[:, :-1]).logits.log_softmax(-1)
+    assert torch.allclose(found[:, 1:], logits.gather(2, tokens[:, 1:, None]).squeeze(2), atol=1e-5)
+    assert not torch.allclose(found, chunked, atol=1e-2)
+
+
 def test_every_token_is_scored_once_whatever_window_and_batch():
     total = len(stream())
     for window in (1, 2, 7, 64):
@@ -193,6 +222,29 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, unchecked):
         eval_ppl(small, data=str(text))
     with pytest.raises(ArmdError, match="no model in"):
         eval_ppl(str(tmp_path), data=str(text))
+
+
+def test_a_model_that_only_bounds_is_marked_wherever_its_figures_stand(tmp_path, capsys):
+    found = score(stub(Known(-1.0, bound=True)))
+    assert found["bound"]
+    settings = {"model": "bounded", "protocol": "exact", "order": "left-to-right", "window": 16}
+    result = found | {"settings": settings}
+    assert "<=2.718" in shown([result], PROTOCOLS["exact"], Scoring(), 16)
+    rows = result | {"settings": settings | {"protocol": "rows"}}
+    (tmp_path / "a.json").write_text(json.dumps({"kind": "ppl", "results": [result, rows]}))
+    report((tmp_path,), out=tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    marked = [line for line in text.splitlines() if line.startswith("| ours: bounded")]
+    assert len(marked) == 3 and all("≤2.72" in line for line in marked)
+
+
+def test_the_bench_times_both_sides_and_its_memory_does_not_grow(tmp_path, unchecked):
+    model = saved(tiny_armd(), tmp_path / "model")
+    (tmp_path / "text.txt").write_text("some words of text\n" * 400)
+    cost = bench_eval(
+        model, data=str(tmp_path / "text.txt"), windows=4, batch=2, repeats=2, device="cpu"
+    )
+    assert cost.tokens == 4 * 64 and cost.share > 0 and cost.eval <= cost.eval_median
 
 
 def test_one_process_equals_two(tmp_path, unchecked):

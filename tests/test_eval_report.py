@@ -30,12 +30,16 @@ def test_ours_stand_beside_the_papers(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 3')
     report((tmp_path,), out=tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "| ours: mine (sedd, left-to-right, window 1024) | not run | not run | 12.35 |" in text
-    assert "(sedd, random, window 1024) | not run | not run | ≤12.35 |" in text
-    assert "| ours: ARMD L2s=6 (N=256, cpu) | 2.00 | 1.20x |" in text
+    assert (
+        "| ours: mine (sedd, left-to-right, window 1024) [1] | not run | not run | 12.35 |" in text
+    )
+    assert "(sedd, random, window 1024) [2] | not run | not run | ≤12.35 |" in text
+    assert "| ours: ARMD L2s=6 (N=256, cpu) [3] | 2.00 | 1.20x |" in text
+    assert "\n2. `armd <eval>`" in text
     page = (tmp_path / "out" / "report.html").read_text()
+    assert 'href="#how-2"' in page and 'id="how-2"' in page
     assert "armd &lt;eval&gt;" in page and "held-out, left to right" in page
-    links = re.findall(r'(?:src|href)="[^"]*"|@import|<script', page)
+    links = re.findall(r'(?:src|href)="[^#"][^"]*"|@import|<script', page)
     assert links == []
 
 

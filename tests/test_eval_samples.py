@@ -3,6 +3,9 @@ the field's, and a sample file that holds nothing says so."""
 
 import json
 import math
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +14,8 @@ from eval_models import loaded, saved, tiny_armd, tiny_gpt2, tokenizer
 from armd.errors import ArmdError
 from armd.eval.judge import Judge, averages, load_judge
 from armd.eval.samples import eval_samples, read_samples
-from armd.eval.text_figures import distinct, entropy, repetition, text_figures
-from armd.eval.writing import draw, match
+from armd.eval.text_figures import distinct, repetition, text_figures
+from armd.eval.writing import draw
 
 
 def judge() -> Judge:
@@ -22,7 +25,8 @@ def judge() -> Judge:
 def test_entropy_of_a_constant_is_0_and_of_1024_different_tokens_10_bits():
     assert text_figures([[7] * 1024])["entropy_bits"] == 0.0
     assert text_figures([list(range(1024))])["entropy_bits"] == pytest.approx(10.0, abs=1e-12)
-    assert entropy(list(range(1024))) == pytest.approx(math.log(1024), abs=1e-12)
+    nats = text_figures([list(range(1024))])["entropy_nats"]
+    assert nats == pytest.approx(math.log(1024), abs=1e-12)
 
 
 def test_repetition_and_distinct_count_n_grams():
@@ -71,15 +75,61 @@ def test_a_sample_is_the_same_whatever_the_batch(unchecked):
     assert len({tuple(row) for row in alone}) == 5
 
 
-def test_the_temperature_search_finds_the_entropy():
-    def written(temperature: float) -> list[list[int]]:
-        return [[n % round(2 ** (4 * temperature)) for n in range(256)]]
+def test_the_temperature_search_finds_the_entropy(tmp_path, capsys, unchecked):
+    model = saved(tiny_armd(), tmp_path / "model")
+    reader = saved(tiny_gpt2(), tmp_path / "judge")
+    options = {"judge": reader, "count": 4, "length": 24, "device": "cpu"}
+    plain = eval_samples(model, temperature=0.7, **options)["entropy_bits"]
+    found = eval_samples(model, match_entropy=plain, **options)
+    assert found["entropy_bits"] == pytest.approx(plain, abs=0.021)
+    with pytest.raises(ArmdError, match="out of reach"):
+        eval_samples(model, match_entropy=12.0, **options)
 
-    temperature, ids = match(written, 4.0)
-    assert temperature == pytest.approx(1.0, abs=0.05)
-    assert text_figures(ids)["entropy_bits"] == pytest.approx(4.0, abs=0.1)
-    with pytest.raises(ArmdError, match="no temperature"):
-        match(written, 12.0)
+
+def test_standard_errors_by_hand():
+    found = averages([[1.0, 1.0], [3.0, 3.0]], [[1, 2, 3]] * 2, eos=9)
+    # two texts of 2 and 6 nats over 2 tokens each: the mean of 4 tokens is 2 +- 1
+    assert found["corpus"] == pytest.approx(math.exp(2))
+    assert found["corpus_standard_error"] == pytest.approx(math.exp(2) * 1.0)
+    spread = (math.exp(3) - math.exp(1)) / 2
+    assert found["mean_standard_error"] == pytest.approx(spread)
+    assert averages([[1.0]], [[1, 2]], eos=9)["corpus_standard_error"] == math.inf
+
+
+def test_real_text_is_judged_in_windows_of_the_same_length(tmp_path, unchecked):
+    from armd.data.prepare import Preparation, prepare
+
+    source, out = tmp_path / "text.jsonl", tmp_path / "data"
+    lines = [json.dumps({"text": f"document {n} says {n * n} words"}) for n in range(60)]
+    source.write_text("\n".join(lines))
+    prepare(Preparation(source=str(source), out=out, tokenizer="byte", heldout=0.5, workers=1))
+    reader = saved(tiny_gpt2(), tmp_path / "judge")
+    found = eval_samples(str(out), judge=reader, count=6, length=24, device="cpu")
+    assert found["samples"] == 6 and found["mean_tokens"] == 24
+    assert "document" in "".join(found["examples"]) or "words" in "".join(found["examples"])
+    with pytest.raises(ArmdError, match="lower --count"):
+        eval_samples(str(out), judge=reader, count=10_000, length=24, device="cpu")
+
+
+def test_mauve_compares_with_the_reference(tmp_path, monkeypatch, unchecked):
+    asked = {}
+
+    def compute_mauve(*, p_text, q_text):
+        asked.update(real=p_text, written=q_text)
+        return SimpleNamespace(mauve=0.25)
+
+    fake = ModuleType("mauve")
+    fake.compute_mauve = compute_mauve
+    fake.__spec__ = ModuleSpec("mauve", None)
+    monkeypatch.setitem(sys.modules, "mauve", fake)
+    reader = saved(tiny_gpt2(), tmp_path / "judge")
+    (tmp_path / "a.txt").write_text("one text\n<|endoftext|>\ntwo\n")
+    (tmp_path / "b.txt").write_text("real\n<|endoftext|>\ntext\n")
+    written, real = str(tmp_path / "a.txt"), tmp_path / "b.txt"
+    found = eval_samples(written, judge=reader, reference=real, device="cpu")
+    assert found["mauve"] == 0.25
+    assert asked == {"real": ["real", "text"], "written": ["one text", "two"]}
+    assert "not run" in eval_samples(written, judge=reader, device="cpu")["mauve"]
 
 
 def test_a_model_is_judged_and_its_samples_judged_again_from_the_file(tmp_path, capsys, unchecked):

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_iter
 
 import armd
 from armd import head
+from armd.errors import ArmdError
 
 
 class Shapes(TorchDispatchMode):
@@ -120,3 +121,12 @@ def test_labels_of_minus_100_are_not_scored() -> None:
     scored = labels[:, order.position] != -100
     loss = model(tokens, order=order, labels=labels).loss
     torch.testing.assert_close(loss, -logp[scored].mean())
+
+
+@pytest.mark.parametrize("label", [-5, -1, 10**6])
+def test_a_label_that_is_no_token_is_named(label: int, unchecked: None) -> None:
+    case = case_of("strided", 9, 1)
+    labels = case.tokens.clone()
+    labels[0, 3] = label
+    with pytest.raises(ArmdError, match=f"label {label} .*-100"):
+        case.model(case.tokens, order=case.order, labels=labels)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..durable import sync_folder
 from ..errors import ArmdError
 
 
@@ -96,13 +97,5 @@ def locked(path: Path, final: Path) -> Iterator[None]:
         os.close(handle)
     try:
         yield
-    finally:
-        os.close(handle)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)

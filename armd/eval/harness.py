@@ -4,7 +4,6 @@ Newer versions of the harness find this class through the entry point in pyproje
 0.4.13 reads no entry points: `python -m armd.eval.harness ...` registers it, then runs lm_eval.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,8 +13,10 @@ from lm_eval.api.registry import register_model  # type: ignore[import-not-found
 from ..errors import ArmdError
 from ..generation import stream
 from ..order import left_to_right
+from ..seeds import seeded
+from .batches import filled, in_batches
 from .models import Loaded, load
-from .perplexity import Scoring, generator, score_windows
+from .perplexity import Scoring, score_windows
 from .scorer import picked
 from .windows import Window
 
@@ -59,7 +60,7 @@ class ArmdHarness(LM):
         rows = [self._joined(*request.args) for request in requests]
         found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         for places in in_batches([len(ids) for ids, _ in rows], self.batch):
-            ids = padded([rows[place][0] for place in places]).to(self._device)
+            ids = filled([rows[place][0] for place in places]).to(self._device)
             log_p, greedy = self._scored(ids)
             for row, place in enumerate(places):
                 end = len(rows[place][0])
@@ -138,7 +139,7 @@ class ArmdHarness(LM):
             streams=min(self.streams, most),
             temperature=temperature,
             eos=self.loaded.eos,
-            generator=generator(self.seed, number),
+            generator=seeded(self.seed, number),
         ):
             drawn = step.drawn[0]
             places = step.position[0][drawn].tolist()
@@ -160,20 +161,6 @@ class ArmdHarness(LM):
 def cut_at(text: str, until: list[str]) -> str:
     ends = [text.index(stop) for stop in until if stop in text]
     return text[: min(ends)] if ends else text
-
-
-def padded(rows: list[list[int]]) -> torch.Tensor:
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    for place, row in zip(ids, rows, strict=True):
-        place[: len(row)] = torch.tensor(row)
-    return ids
-
-
-def in_batches(lengths: list[int], batch: int) -> Iterator[list[int]]:
-    """Places of texts of like length; empty ones are left out."""
-    places = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])
-    for start in range(0, len(places), batch):
-        yield places[start : start + batch]
 
 
 def main() -> None:

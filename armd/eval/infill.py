@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from ..errors import ArmdError
+from ..seeds import seeded
 from .results import stamp, table, write_results
 
 if TYPE_CHECKING:
     from .models import Loaded
+    from .texts import Corpus
 
 SHARES = (0.1, 0.3, 0.5)
 
@@ -54,28 +56,37 @@ def eval_infill(
     if loaded.kind != "armd" or not loaded.model.any_order:
         raise ArmdError(f"{model} knows one order only; infilling needs an ARMD model")
     length = window or min(1024, loaded.model.config.max_length)
-    rows = token_windows(loaded, data, length, windows)
+    if length < 2:
+        raise ArmdError(f"a window of {length} tokens has no two sides; raise --window")
+    rows = token_windows(loaded, one_text(data), length, windows)
     results = []
     for kind in ("tokens", "spans"):
         for share in shares:
             figures = infilling(loaded, rows, kind=kind, share=share, seed=seed, batch=batch)
             settings = {"model": model, "data": data, "window": length, "seed": seed}
-            results.append({**settings, "weights": loaded.fingerprint, **figures})
+            results.append(
+                {**settings, "weights": loaded.fingerprint, "config": loaded.config, **figures}
+            )
     marked = [{**result, **stamp()} for result in results]
     write_results(json, "infill", marked)
     print(shown(results))
     return marked
 
 
-def token_windows(loaded: Loaded, data: str, length: int, count: int) -> list[list[int]]:
+def one_text(data: str) -> Corpus:
     from .texts import find_corpora
-    from .windows import PROTOCOLS, Tally, cut
+    from .windows import PROTOCOLS
 
     (corpus, *more) = find_corpora(data, PROTOCOLS["exact"].splits)
     if more:
-        raise ArmdError("armd eval infill takes one text; run it once for each")
-    if length < 2:
-        raise ArmdError(f"a window of {length} tokens has no two sides; raise --window")
+        raise ArmdError(f"--data {data} names several texts, this takes one; run it once for each")
+    return corpus
+
+
+def token_windows(loaded: Loaded, corpus: Corpus, length: int, count: int) -> list[list[int]]:
+    """The first whole windows of a text."""
+    from .windows import PROTOCOLS, Tally, cut
+
     found = cut(
         PROTOCOLS["sedd"],
         corpus.rows(),
@@ -99,11 +110,10 @@ def infilling(
     import torch
 
     from .blanks import fill_blanks, hide
-    from .perplexity import generator
 
     n = len(rows[0])
     blank = torch.stack(
-        [hide(n, share, kind, generator=generator(seed, number)) for number in range(len(rows))]
+        [hide(n, share, kind, generator=seeded(seed, number)) for number in range(len(rows))]
     )
     tokens = torch.tensor(rows)
     place = loaded.model.device

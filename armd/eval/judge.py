@@ -6,11 +6,12 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp, inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from .batches import filled, in_batches
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
@@ -43,50 +44,53 @@ class Judge:
         """-log p of every token but the first, in nats, for each row of ids."""
         import torch
 
-        from .scorer import picked
+        from .scorer import CausalScorer
 
+        scorer = CausalScorer(self.model, None)
         found: list[list[float]] = [[] for _ in rows]
-        for places in batches(rows, batch):
-            lengths = torch.tensor([len(rows[place]) for place in places])
-            ids = torch.zeros(len(places), int(lengths.max()), dtype=torch.long)
-            for row, place in zip(ids, places, strict=True):
-                row[: len(rows[place])] = torch.tensor(rows[place])
-            seen = torch.arange(ids.shape[1]) < lengths[:, None]
-            ids, seen = ids.to(self.model.device), seen.to(self.model.device)
+        for places in in_batches(list(map(len, rows)), batch, least=2):
+            ids = filled([rows[place] for place in places])
             with torch.inference_mode():
-                made = self.model(ids[:, :-1], attention_mask=seen[:, :-1].long(), use_cache=False)
-                nll = -picked(made.logits, ids[:, 1:]).double().cpu()
+                nll = -scorer.log_probs(ids.to(scorer.device), None, 1).double().cpu()
             for row, place in zip(nll, places, strict=True):
-                found[place] = row[: len(rows[place]) - 1].tolist()
+                found[place] = row[1 : len(rows[place])].tolist()
         return found
 
 
-def batches(rows: list[list[int]], batch: int) -> Iterator[list[int]]:
-    """Places of rows of like length; rows of fewer than two tokens have nothing to score."""
-    places = [place for place, row in enumerate(rows) if len(row) > 1]
-    places.sort(key=lambda place: -len(rows[place]))
-    for start in range(0, len(places), batch):
-        yield places[start : start + batch]
-
-
 def averages(surprise: list[list[float]], rows: list[list[int]], eos: int) -> dict[str, Any]:
-    """Both of the field's averages. Corpus: all tokens together, of each text's EOS only the first.
-    Sequences: the mean of each text's own perplexity, over all its tokens."""
-    total, counted, each = 0.0, 0, []
+    """Both of the field's averages, each with its standard error over texts. Corpus: all tokens
+    together, of each text's EOS only the first. Sequences: the mean of each text's own perplexity,
+    over all its tokens."""
+    parts: list[tuple[float, int]] = []
+    each = []
     for nll, ids in zip(surprise, rows, strict=True):
         if not nll:
             continue
         each.append(exp(min(sum(nll) / len(nll), 700.0)))
         first = ids.index(eos) if eos in ids else -1
         kept = [x for at, x in enumerate(nll, 1) if ids[at] != eos or at == first]
-        total, counted = total + sum(kept), counted + len(kept)
+        parts.append((sum(kept), len(kept)))
+    counted = sum(count for _, count in parts)
     if not counted:
-        return {"corpus": inf, "mean_of_sequences": inf, "tokens_scored": 0}
+        names = ("corpus", "corpus_standard_error", "mean_of_sequences", "mean_standard_error")
+        return dict.fromkeys(names, inf) | {"tokens_scored": 0}
+    nats = sum(total for total, _ in parts) / counted
+    corpus, mean = exp(min(nats, 700.0)), sum(each) / len(each)
+    off = [total - nats * count for total, count in parts]  # a ratio of sums has this spread
     return {
-        "corpus": exp(min(total / counted, 700.0)),
-        "mean_of_sequences": sum(each) / len(each),
+        "corpus": corpus,
+        "corpus_standard_error": corpus * error_of_sum(off) / counted,
+        "mean_of_sequences": mean,
+        "mean_standard_error": error_of_sum([value - mean for value in each]) / len(each),
         "tokens_scored": counted,
     }
+
+
+def error_of_sum(off: list[float]) -> float:
+    """Standard error of a sum of independent terms, from how far each is off their mean; infinite
+    for one term, which says nothing about it."""
+    n = len(off)
+    return sqrt(n / (n - 1) * sum(value * value for value in off)) if n > 1 else inf
 
 
 def load_judge(name: str, *, device: str | None = None, precision: str = "float32") -> Judge:
@@ -94,7 +98,8 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     import torch
     from transformers.utils import logging
 
-    from .models import causal_lm, default_device, model_tokenizer
+    from ..pretrained import find_device
+    from .models import causal_lm, model_tokenizer
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -113,7 +118,7 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     known = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > known:
         raise ArmdError(f"judge {name} knows {known} tokens, its tokenizer {tokenizer.vocab_size}")
-    return Judge(name, model.eval().to(default_device(device)), tokenizer, precision)
+    return Judge(name, model.eval().to(find_device(device)), tokenizer, precision)
 
 
 def offline_file() -> Path:

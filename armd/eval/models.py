@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
-from ..pretrained import OURS, saved_kind
+from ..pretrained import OURS, TOKENIZER_FILES, find_device, model_folder, saved_kind
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,24 @@ class Loaded:
         found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @property
+    def config(self) -> str:
+        """Its shape in words, and how it was trained where a run says so."""
+        config = self.model.config
+        if self.kind in OURS:
+            layers, width = f"{config.n_layers} layers", config.d_model
+            if self.kind == "armd" and config.query != "shift":
+                layers += f", {config.n_two_stream} of two streams"
+        else:
+            layers = f"{getattr(config, 'num_hidden_layers', '?')} layers"
+            width = getattr(config, "hidden_size", "?")
+        words = f"{self.kind}, {layers}, width {width}, {self.parameters:,} weights"
+        return words + trained(Path(self.name))
+
     def scorer(self) -> Scorer:
         from .scorer import ArmdScorer, BaselineScorer, CausalScorer
 
@@ -54,30 +72,6 @@ class Loaded:
         if self.kind == "armd-baseline":
             return BaselineScorer(self.model)
         return CausalScorer(self.model, self.bos)
-
-
-def default_device(name: str | None) -> torch.device:
-    import torch
-
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise ArmdError(f"no device '{name}'; use cpu, cuda or cuda:N") from None
-
-
-def model_folder(name: str) -> Path | None:
-    """The save_pretrained folder that a path names: itself, or the export of a training run."""
-    path = Path(name)
-    for folder in (path / "export", path):
-        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-            return folder
-    if path.is_dir():
-        raise ArmdError(
-            f"no model in {path}: expected config.json and model.safetensors, there or in export/"
-        )
-    return None
 
 
 def load(
@@ -97,7 +91,7 @@ def load(
     dtype = kinds.get(precision)
     if dtype is None:
         raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
-    folder = model_folder(name)
+    folder = model_folder(name) if Path(name).exists() else None  # else a name of the hub
     kind, model_name = saved_kind(folder) if folder else ("hub", "")
     if kind in OURS:
         model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
@@ -115,7 +109,7 @@ def load(
     loaded = Loaded(
         name,
         "armd" if knows_orders(model_name) else model.config.model_type,
-        model.eval().to(default_device(device)),
+        model.eval().to(find_device(device)),
         found,
         precision,
         fingerprint(folder),
@@ -144,10 +138,9 @@ def causal_lm(name: str, dtype: torch.dtype) -> Any:
 def model_tokenizer(place: str, named: str | None) -> TextTokenizer:
     from ..data.tokenizer import find_tokenizer
 
-    if named is None and Path(place).is_dir():
-        files = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
-        if not any((Path(place) / file).exists() for file in files):
-            raise ArmdError(f"no tokenizer in {place}; name its tokenizer with --tokenizer")
+    bare = Path(place).is_dir() and not any((Path(place) / f).exists() for f in TOKENIZER_FILES)
+    if named is None and bare:
+        raise ArmdError(f"no tokenizer in {place}; name its tokenizer with --tokenizer")
     if (named or "").startswith("bpe:"):
         raise ArmdError("a tokenizer trained here is no model's own; give its folder")
     return find_tokenizer(named or place, (), rows=False)
@@ -161,6 +154,17 @@ def fitting(loaded: Loaded) -> Loaded:
             "name the model's own with --tokenizer"
         )
     return loaded
+
+
+def trained(folder: Path) -> str:
+    """What a run's own config.json says of its training."""
+    try:
+        run = json.loads((folder / "config.json").read_text("utf-8"))
+        plan = run["curriculum"]
+        steps = f"{plan['steps']:,} steps up to rho {plan['rho']}, {plan['sbp_steps']:,} strided"
+        return f"; preset {run['preset']}, {steps}, seed {run['seed']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def fingerprint(folder: Path | None) -> str:

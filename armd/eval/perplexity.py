@@ -10,6 +10,9 @@ from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
+from ..seeds import seeded
+from ..sharing import Ranks
+from .batches import filled, in_batches
 from .windows import Protocol, Tally, Window, cut
 
 if TYPE_CHECKING:
@@ -65,18 +68,15 @@ def score_windows(
     """Score windows, a batch at a time; yields each batch's sums. first: the first token counts."""
     skip = 0 if first else 1
     while some := list(islice(windows, scoring.batch * LOOK_AHEAD)):
-        some.sort(key=lambda window: -len(window.ids))
-        for start in range(0, len(some), scoring.batch):
-            yield score_batch(scorer, some[start : start + scoring.batch], scoring, skip)
+        for places in in_batches([len(window.ids) for window in some], scoring.batch):
+            yield score_batch(scorer, [some[place] for place in places], scoring, skip)
 
 
 def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: int) -> Sums:
     import torch
 
     lengths = torch.tensor([len(window.ids) for window in windows])
-    tokens = torch.zeros(len(windows), int(lengths.max()), dtype=torch.long)
-    for row, window in zip(tokens, windows, strict=True):
-        row[: len(window.ids)] = torch.tensor(window.ids)
+    tokens = filled([window.ids for window in windows])
     column = torch.arange(tokens.shape[1])
     scored = (column >= skip) & (column < lengths[:, None])
     place = scorer.device
@@ -141,9 +141,9 @@ def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
         if scoring.order == "strided":
             order = orders.strided(n, min(scoring.streams, n))
         elif scoring.order == "random":
-            order = orders.random(n, generator=generator(scoring.seed, window.index, draw))
+            order = orders.random(n, generator=seeded(scoring.seed, window.index, draw))
         else:
-            source = generator(scoring.seed, window.index, draw)
+            source = seeded(scoring.seed, window.index, draw)
             order = orders.masking(n, scoring.steps, generator=source)
         found.append(padded(order, longest))
     return orders.stack(found)
@@ -164,15 +164,6 @@ def padded(order: Any, n: int) -> Any:
     )
 
 
-def generator(*words: int) -> Any:
-    from hashlib import sha256
-
-    import torch
-
-    digest = sha256(" ".join(map(str, words)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-
-
 def perplexity(
     loaded: Loaded,
     corpus: Corpus,
@@ -180,8 +171,7 @@ def perplexity(
     scoring: Scoring,
     *,
     window: int,
-    rank: int = 0,
-    world: int = 1,
+    ranks: Ranks = Ranks(),  # noqa: B008
     report: Any = None,
 ) -> dict[str, Any]:
     """Score a text; everything one needs to know to do it again is in the result."""
@@ -200,13 +190,15 @@ def perplexity(
         tally=tally,
         running=not corpus.ends,
     )
-    mine = (w for w in islice(windows, scoring.limit) if w.index % world == rank)
+    mine = (w for w in islice(windows, scoring.limit) if w.index % ranks.world == ranks.rank)
     start = time.perf_counter()
     for part in score_windows(scorer, mine, scoring, first=first):
         sums.add(part)
         if report is not None:
-            report(sums.windows * world, sums.counted * world, time.perf_counter() - start)
-    sums = together(sums) if world > 1 else sums
+            report(
+                sums.windows * ranks.world, sums.counted * ranks.world, time.perf_counter() - start
+            )
+    sums = together(sums, ranks)
     if not sums.counted:
         raise ArmdError(
             f"{corpus.name} ({corpus.source}) has {tally.tokens} tokens, fewer than a window of "
@@ -250,17 +242,9 @@ def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:
     return figures
 
 
-def together(sums: Sums) -> Sums:
+def together(sums: Sums, ranks: Ranks) -> Sums:
     """The sums of all processes."""
-    import torch
-    import torch.distributed as dist
-
-    names = list(asdict(sums))
-    values = torch.tensor([getattr(sums, name) for name in names], dtype=torch.float64)
-    if dist.get_backend() == "nccl":
-        values = values.cuda()
-    dist.all_reduce(values)
-    nll, variance, tight, counted, windows = values.tolist()
+    nll, variance, tight, counted, windows = ranks.total(list(asdict(sums).values()))
     return Sums(nll, variance, tight, int(counted), int(windows))
 
 

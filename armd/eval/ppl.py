@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from ..sharing import joined
 from .perplexity import Scoring, drawn
 from .results import progress, read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
@@ -52,8 +50,8 @@ def eval_ppl(
     chosen = PROTOCOLS[protocol]
     corpora = find_corpora(data, chosen.splits)
     done = read_results(json, "ppl") if json else []
-    with processes() as (rank, world):
-        loaded = load(model, tokenizer=tokenizer, device=local_device(device), precision=precision)
+    with joined() as ranks:
+        loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         length = window or min(1024, loaded.scorer().max_length)
         bound = loaded.scorer().bound
         made = []
@@ -71,23 +69,23 @@ def eval_ppl(
             same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
             result = next(same, None)
             if result is None:
-                with progress(corpus.name, shown=rank == 0) as report:
+                with progress(corpus.name, shown=ranks.first) as report:
                     figures = perplexity(
                         loaded,
                         corpus,
                         chosen,
                         scoring,
                         window=length,
-                        rank=rank,
-                        world=world,
+                        ranks=ranks,
                         report=report,
                     )
-                result = {**figures, "settings": settings, **stamp()}
+                about = {"config": loaded.config, "parameters": loaded.parameters}
+                result = {**figures, "settings": settings, **about, **stamp()}
                 done.append(result)
-                if rank == 0:
+                if ranks.first:
                     write_results(json, "ppl", done)
             made.append(result)
-        if rank == 0:
+        if ranks.first:
             print(shown(made, chosen, scoring, length, bound))
     return made
 
@@ -166,28 +164,3 @@ def order_line(scoring: Scoring, bound: bool) -> str:
         "masking": "a bound: the mean over draws of the masking process",
     }[scoring.order]
     return f"order {scoring.order}{f' ({words})' if words else ''}: {meaning}{limit}"
-
-
-@contextmanager
-def processes() -> Iterator[tuple[int, int]]:
-    """(rank, world): as torchrun started us, or one process alone."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        yield 0, 1
-        return
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        yield dist.get_rank(), world
-    finally:
-        dist.destroy_process_group()
-
-
-def local_device(device: str | None) -> str | None:
-    if device is not None or "LOCAL_RANK" not in os.environ:
-        return device
-    import torch
-
-    return f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else None

@@ -1,7 +1,6 @@
 """Results on disk and on screen: one JSON form for every verb, and the facts to do it again."""
 
 import json
-import os
 import shlex
 import sys
 import time
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..durable import write_text
 from ..errors import ArmdError
 
 
@@ -50,10 +50,8 @@ def write_results(file: Path | None, kind: str, results: list[dict[str, Any]]) -
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
     text = json.dumps({"kind": kind, "results": results}, indent=1, ensure_ascii=False)
-    aside.write_text(text + "\n", "utf-8")
-    aside.replace(file)
+    write_text(file, text + "\n")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

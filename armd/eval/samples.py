@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json as jsonlib
-from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
+from ..data.dataset import MANIFEST
 from ..errors import ArmdError
 from .judge import DEFAULT, Judge, averages, load_judge
 from .results import stamp, write_results
+from .sample_files import Samples, heldout_samples, read_samples, save_samples
 from .text_figures import text_figures
-
-SEPARATOR = "<|endoftext|>"
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Texts to judge, with their own token ids where known."""
-
-    texts: list[str]
-    ids: list[list[int]] | None = None
-    vocabulary: dict[str, int] | None = None
-    """Which tokens the ids stand for."""
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def eval_samples(
@@ -52,10 +38,11 @@ def eval_samples(
     """Generative perplexity, entropy, repetition of samples.
 
     Args:
-        source: A file of samples (.jsonl with text and perhaps ids, or .txt), or a model.
+        source: A file of samples (.jsonl with text and perhaps ids, or .txt), a model that writes
+            them, or a prepared dataset: real text, windows of its held-out split.
         judge: A Hugging Face causal LM, its folder, a GGUF file, or smollm2.
         count: Samples to make, or at most to read.
-        length: Tokens of a sample; 1024, or the most that model and judge take.
+        length: Tokens of a sample; 1024, or the most that the model takes.
         streams: Tokens drawn at a time, where a model writes.
         temperature: Of the sampling, where a model writes.
         match_entropy: Search the temperature whose samples have this entropy, in bits.
@@ -74,6 +61,8 @@ def eval_samples(
     cut = judging.max_length
     if Path(source).is_file():
         found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
+    elif (Path(source) / MANIFEST).is_file():
+        found = heldout_samples(Path(source), count=count, length=length or cut, seed=seed)
     else:
         from .models import load
         from .writing import write_samples
@@ -124,58 +113,6 @@ def judged(samples: Samples, judge: Judge, *, cut: int, batch: int) -> dict[str,
     }
 
 
-def read_samples(file: Path, judge: Judge, *, count: int, length: int) -> Samples:
-    """Samples from a file. A .txt without <|endoftext|> is running text: it is cut into pieces of
-    `length` tokens of the judge."""
-    try:
-        if file.suffix == ".jsonl":
-            return read_jsonl(file, count)
-        with file.open(encoding="utf-8") as stream:
-            text = stream.read(count * length * 16)
-    except UnicodeDecodeError as error:
-        raise ArmdError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
-    if SEPARATOR in text:
-        parts = [part.strip("\n") for part in text.split(SEPARATOR) if part.strip()][:count]
-        facts = {"form": f"texts parted by {SEPARATOR}"}
-    else:
-        (ids,) = judge.encode([text])
-        starts = range(0, len(ids) - length + 1, length) if len(ids) >= length else [0]
-        pieces = [ids[start : start + length] for start in islice(starts, count)]
-        parts = judge.tokenizer.backend.decode_batch(pieces, skip_special_tokens=False)
-        facts = {"form": f"running text in pieces of {length} judge tokens"}
-    if not any(part.strip() for part in parts):
-        raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
-    return Samples(parts, facts=facts)
-
-
-def read_jsonl(file: Path, count: int) -> Samples:
-    texts, ids = [], []
-    with file.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, 1):
-            if len(texts) == count:
-                break
-            if not line.strip():
-                continue
-            try:
-                record = jsonlib.loads(line)
-                texts.append(str(record["text"]))
-            except (ValueError, KeyError, TypeError):
-                raise ArmdError(f"{file} line {number} is no JSON object with a text") from None
-            ids.append(record.get("ids"))
-    if not texts:
-        raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
-    complete = all(isinstance(row, list) for row in ids)
-    return Samples(texts, ids if complete else None, facts={"form": "JSON lines"})
-
-
-def save_samples(file: Path, samples: Samples) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows = samples.ids or [None] * len(samples.texts)
-    with file.open("w", encoding="utf-8") as out:
-        for text, ids in zip(samples.texts, rows, strict=True):
-            out.write(jsonlib.dumps({"text": text, "ids": ids}, ensure_ascii=False) + "\n")
-
-
 def mauve(samples: Samples, file: Path | None, judge: Judge, count: int, cut: int) -> Any:
     """MAUVE against real text, if both are there; otherwise why not."""
     if file is None:
@@ -194,9 +131,10 @@ def shown(result: dict[str, Any]) -> str:
         if name in result:
             part = result[name]
             lines.append(
-                f"generative perplexity ({meaning}): corpus {part['corpus']:.2f}, "
-                f"mean of sequences {part['mean_of_sequences']:.2f}, "
-                f"{part['tokens_scored']:,} tokens scored"
+                f"generative perplexity ({meaning}), ± one standard error: "
+                f"corpus {part['corpus']:.2f} ± {part['corpus_standard_error']:.2f}, "
+                f"mean of sequences {part['mean_of_sequences']:.2f} "
+                f"± {part['mean_standard_error']:.2f}, {part['tokens_scored']:,} tokens scored"
             )
     if "own_ids" not in result:
         lines.append(

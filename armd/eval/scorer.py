@@ -1,6 +1,7 @@
 """Who gives the probabilities: one face for our model, its baselines and any causal LM."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 
 from ..baselines.baseline import Baseline
 from ..errors import ArmdError
+from ..head import target_log_probs
+from ..likelihood import log_likelihood
 from ..modeling_armd import ArmdLM
 from ..order import Order, left_to_right
 from ..shapes import Bool, Float, Int, Tensor
@@ -82,10 +85,9 @@ class ArmdScorer:
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         order = left_to_right(tokens.shape[1]) if order is None else order
-        rows, order = self.model.hidden(tokens, order), order.rows(len(tokens)).to(tokens.device)
-        target = tokens.gather(1, order.position.expand(tokens.shape))
-        found = picked_from_rows(rows, self.model.head_matrix(), target)
-        return found.gather(1, order.inverse().expand(found.shape))
+        found = log_likelihood(self.model, tokens, order)
+        inverse = order.rows(len(tokens)).to(tokens.device).inverse()
+        return found.gather(1, inverse.expand(found.shape))
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,32 @@ class CausalScorer:
             raise ArmdError("this model is autoregressive; score it with --order left-to-right")
         if skip == 0 and self.bos is not None:
             start = tokens.new_full((len(tokens), 1), self.bos)
-            logits = self.model(torch.cat([start, tokens[:, :-1]], 1), use_cache=False).logits
-            return picked(logits, tokens)
+            return self._next(torch.cat([start, tokens[:, :-1]], 1), tokens)
         unscored = torch.zeros(len(tokens), 1, device=tokens.device)
         if tokens.shape[1] == 1:
             return unscored
-        logits = self.model(tokens[:, :-1], use_cache=False).logits
-        return torch.cat([unscored, picked(logits, tokens[:, 1:])], 1)
+        return torch.cat([unscored, self._next(tokens[:, :-1], tokens[:, 1:])], 1)
+
+    def _next(self, seen: Int[Tensor, "b n"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        if self.head is None:
+            return picked(self.model(seen, use_cache=False).logits, target)
+        rows = self.model.base_model(seen, use_cache=False)[0]
+        found = target_log_probs(rows.flatten(0, 1), self.head, target.flatten())
+        return found.view(target.shape)
+
+    @cached_property
+    def head(self) -> Float[Tensor, "v d"] | None:
+        """The matrix that makes logits of the last rows, so that they never stand in memory all at
+        once; None where the head does more (a bias, a scale, a cap), which a few tokens show."""
+        head, body = self.model.get_output_embeddings(), self.model.base_model
+        if not isinstance(head, nn.Linear) or head.bias is not None or body is self.model:
+            return None
+        some = torch.arange(8, device=self.device)[None] % self.vocab_size
+        with torch.inference_mode():
+            rows, logits = body(some, use_cache=False)[0], self.model(some, use_cache=False).logits
+            if rows.shape[-1] != head.in_features:
+                return None
+            return head.weight if torch.equal(head(rows), logits) else None
 
 
 def picked(logits: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
@@ -173,16 +194,3 @@ def picked(logits: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]) -> Float[
         for part, at in zip(rows.split(few), wanted.split(few), strict=True)
     ]
     return torch.cat(parts).view(target.shape)
-
-
-def picked_from_rows(
-    rows: Float[Tensor, "b n d"], matrix: Float[Tensor, "v d"], target: Int[Tensor, "b n"]
-) -> Float[Tensor, "b n"]:
-    """The same from a model's last rows; one buffer holds the logits of all chunks in turn."""
-    flat, wanted = rows.flatten(0, 1), target.flatten()
-    buffer = flat.new_empty(min(MANY, len(flat)), len(matrix))
-    found = []
-    for part, at in zip(flat.split(MANY), wanted.split(MANY), strict=True):
-        logits = torch.mm(part, matrix.mT, out=buffer[: len(part)])
-        found.append(picked(logits[None], at[None])[0])
-    return torch.cat(found).view(target.shape)

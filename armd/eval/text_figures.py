@@ -1,15 +1,8 @@
 """Figures of a text's own tokens: entropy, distinct n-grams, repetition."""
 
-from collections import Counter
 from math import log
 
 NATS_IN_A_BIT = log(2)
-
-
-def entropy(ids: list[int]) -> float:
-    """Unigram entropy of one sequence, over its own token counts, in nats."""
-    counts, n = Counter(ids).values(), len(ids)
-    return -sum(count / n * log(count / n) for count in counts) if n else 0.0
 
 
 def grams(ids: list[int], n: int) -> list[tuple[int, ...]]:
@@ -30,11 +23,13 @@ def repetition(ids: list[int], n: int = 4) -> float:
 
 def text_figures(rows: list[list[int]]) -> dict[str, float]:
     """Means over sequences; distinct-n over all of them together."""
+    from ..entropy import mean_entropy
+
     rows = [ids for ids in rows if ids]
-    nats = sum(map(entropy, rows)) / max(1, len(rows))
+    bits = mean_entropy(rows)
     return {
-        "entropy_bits": nats / NATS_IN_A_BIT,
-        "entropy_nats": nats,
+        "entropy_bits": bits,
+        "entropy_nats": bits * NATS_IN_A_BIT,
         **{f"distinct_{n}": distinct(rows, n) for n in (1, 2, 3, 4)},
         "repetition_4": sum(map(repetition, rows)) / max(1, len(rows)),
     }

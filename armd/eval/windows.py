@@ -7,7 +7,7 @@ from itertools import islice
 from ..errors import ArmdError
 
 Encode = Callable[[list[str]], list[list[int]]]
-AT_ONCE = 256
+AT_ONCE = 64
 PEERS_GROUP = 1000
 """Rows that the peers' data loaders cut into windows at a time, dropping each group's tail."""
 

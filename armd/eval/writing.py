@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+from ..entropy import search_temperature
 from ..errors import ArmdError
+from ..seeds import seeded
 from .models import Loaded
-from .perplexity import generator
-from .samples import Samples
-from .text_figures import text_figures
-
-HALVINGS = 8
+from .sample_files import Samples
 
 
 def write_samples(
@@ -32,17 +31,18 @@ def write_samples(
     if length > most:
         raise ArmdError(f"--length {length} passes the model's {most} tokens")
 
+    @cache
     def written(at: float) -> list[list[int]]:
         return draw(writer, count, length, streams=streams, temperature=at, seed=seed, batch=batch)
 
-    if match_entropy is None:
-        ids = written(temperature)
-    else:
-        temperature, ids = match(written, match_entropy)
+    if match_entropy is not None:
+        temperature = search_temperature(written, match_entropy)
+    ids = written(temperature)
     backend = writer.tokenizer.backend
     facts: dict[str, Any] = {
         "model": writer.name,
         "weights": writer.fingerprint,
+        "config": writer.config,
         "streams": streams,
         "length": length,
         "temperature": temperature,
@@ -74,26 +74,7 @@ def draw(
             prompt=[[] for _ in part],
             streams=streams,
             temperature=temperature,
-            generator=[generator(seed, number) for number in part],
+            generator=[seeded(seed, number) for number in part],
         )
         found += ids.tolist()
     return found
-
-
-def match(written: Any, bits: float) -> tuple[float, list[list[int]]]:
-    """The temperature between 0.5 and 2 whose samples have an entropy of `bits`, by halving."""
-    low, high = 0.5, 2.0
-    tried = []
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        ids = written(middle)
-        found = text_figures(ids)["entropy_bits"]
-        tried.append((abs(found - bits), middle, ids))
-        low, high = (middle, high) if found < bits else (low, middle)
-    error, temperature, ids = min(tried, key=lambda trial: trial[0])
-    if error > 0.1:
-        raise ArmdError(
-            f"no temperature between 0.5 and 2 gives an entropy of {bits} bits "
-            f"(nearest: {temperature:.3f}, off by {error:.2f}); is that below log2 of the length?"
-        )
-    return round(temperature, 6), ids

@@ -1,0 +1,106 @@
+"""Texts to judge: sample files in their forms, and real text of the same length beside them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    from .judge import Judge
+
+SEPARATOR = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts to judge, with their own token ids where known."""
+
+    texts: list[str]
+    ids: list[list[int]] | None = None
+    vocabulary: dict[str, int] | None = None
+    """Which tokens the ids stand for."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def read_samples(file: Path, judge: Judge, *, count: int, length: int) -> Samples:
+    """Samples from a file. A .txt without <|endoftext|> is running text: it is cut into pieces of
+    `length` tokens of the judge."""
+    try:
+        if file.suffix == ".jsonl":
+            return read_jsonl(file, count)
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(count * length * 16)
+    except UnicodeDecodeError as error:
+        raise ArmdError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    if SEPARATOR in text:
+        parts = [part.strip("\n") for part in text.split(SEPARATOR) if part.strip()][:count]
+        facts = {"form": f"texts parted by {SEPARATOR}"}
+    else:
+        (ids,) = judge.encode([text])
+        starts = range(0, len(ids) - length + 1, length) if len(ids) >= length else [0]
+        pieces = [ids[start : start + length] for start in islice(starts, count)]
+        parts = judge.tokenizer.backend.decode_batch(pieces, skip_special_tokens=False)
+        facts = {"form": f"running text in pieces of {length} judge tokens"}
+    if not any(part.strip() for part in parts):
+        raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
+    return Samples(parts, facts=facts)
+
+
+def read_jsonl(file: Path, count: int) -> Samples:
+    texts, ids = [], []
+    with file.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, 1):
+            if len(texts) == count:
+                break
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                texts.append(str(record["text"]))
+            except (ValueError, KeyError, TypeError):
+                raise ArmdError(f"{file} line {number} is no JSON object with a text") from None
+            ids.append(record.get("ids"))
+    if not texts:
+        raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
+    complete = all(isinstance(row, list) for row in ids)
+    return Samples(texts, ids if complete else None, facts={"form": "JSON lines"})
+
+
+def save_samples(file: Path, samples: Samples) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = samples.ids or [None] * len(samples.texts)
+    with file.open("w", encoding="utf-8") as out:
+        for text, ids in zip(samples.texts, rows, strict=True):
+            out.write(json.dumps({"text": text, "ids": ids}, ensure_ascii=False) + "\n")
+
+
+def heldout_samples(folder: Path, *, count: int, length: int, seed: int) -> Samples:
+    """Real text: windows of a prepared dataset's held-out split, drawn without repetition."""
+    import torch
+
+    from ..data.dataset import open_dataset
+    from ..seeds import seeded
+
+    dataset = open_dataset(folder)
+    split = dataset.split("heldout")
+    windows = split.windows(length)
+    if windows < count:
+        raise ArmdError(
+            f"{folder} holds out {windows} windows of {length} tokens, not {count}; "
+            "lower --count or --length"
+        )
+    chosen = torch.randperm(windows, generator=seeded(seed))[:count].tolist()
+    ids = [split.window(length, index).tolist() for index in chosen]
+    backend = dataset.tokenizer().backend_tokenizer
+    texts = backend.decode_batch(ids, skip_special_tokens=False)
+    facts: dict[str, Any] = {
+        "form": "windows of the held-out split",
+        "length": length,
+        "seed": seed,
+    }
+    return Samples(texts, ids, backend.get_vocab(), facts)
