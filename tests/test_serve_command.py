@@ -22,25 +22,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_from_start_to_sigterm(folder: str) -> None:
     command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
-    with subprocess.Popen(
-        [*command, "--grace", "0.2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        ready = process.stdout.readline()
-        assert ready.startswith("poet is ready at http://127.0.0.1:"), process.stderr.read()
-        port = int(ready.split(":")[2].split()[0])
-        line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        body = json.dumps({"prompt": "x", "max_tokens": 500, "stream": True})
-        line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        answer = line.getresponse()
-        assert answer.status == 200 and answer.readline()
-        os.kill(process.pid, signal.SIGTERM)
-        rest = answer.read()
-        assert rest.endswith(b"data: [DONE]\n\n")
-        last = json.loads(rest.split(b"\n\n")[-3][6:])["choices"][0]
-        assert last["finish_reason"] in ("length", "stop")
-        line.close()
-        assert process.wait(30) == 0
-        assert "Traceback" not in process.stderr.read()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--grace", "0.2"], **pipes) as process:
+        try:
+            broken_off(process)
+        finally:
+            process.kill()
+
+
+def broken_off(process) -> None:
+    """Read on while the server is told to stop."""
+    ready = process.stdout.readline()
+    assert ready.startswith("poet is ready at http://127.0.0.1:"), process.stderr.read()
+    line = http.client.HTTPConnection("127.0.0.1", int(ready.split(":")[2].split()[0]), timeout=60)
+    body = json.dumps({"prompt": "x", "max_tokens": 500, "stream": True})
+    line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = line.getresponse()
+    assert answer.status == 200 and answer.readline()
+    os.kill(process.pid, signal.SIGTERM)
+    rest = answer.read()
+    assert rest.endswith(b"data: [DONE]\n\n")
+    last = json.loads(rest.split(b"\n\n")[-3][6:])["choices"][0]
+    assert last["finish_reason"] in ("length", "stop")
+    line.close()
+    assert process.wait(30) == 0
+    assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(

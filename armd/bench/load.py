@@ -63,7 +63,9 @@ def request_of(index: int, job: Load) -> tuple[str, dict[str, Any]]:
     }
 
 
-async def written(address: tuple[str, int], path: str, body: dict[str, Any]) -> tuple[str, list[Any]]:
+async def written(
+    address: tuple[str, int], path: str, body: dict[str, Any]
+) -> tuple[str, list[Any]]:
     """The text of an answer, and its log-probabilities; or why there is none."""
     if not body["stream"]:
         answer = await ask(address, path, body)
