@@ -23,14 +23,14 @@ from ..likelihood import log_likelihood
 from ..order import left_to_right
 from ..seeds import seeded
 from .findings import Findings
-from .runs import SBP_SHARES, WRITERS, Study
+from .runs import WRITERS, Study
 from .scores import heldout, load, weights_of
 from .workers import require
 
 BATCH = 64
 TRIED = 16
 """Texts that the search for a temperature draws each time."""
-STREAMS = (1, 2, 4, 8)
+STREAMS = {"armd": (1, 4), "sbp-10": (1, 2, 4), "sbp-20": (1, 2, 4, 8), "sbp-40": (1, 2, 4)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def measure(study: Study, findings: Findings) -> None:
         "length": length,
         "judge": weights_of(study.run("judge")),
         "large": judges.large and judges.large.name,
+        "judged": judges.most,
     }
     findings.entry("real text", {**facts, "texts": len(real)}, lambda: judged(real, judges))
     model, loaded = None, ""
@@ -81,15 +82,15 @@ def samplers(study: Study) -> list[Sampler]:
     """Ours with S streams, before and after each strided phase; the rivals with as many passes."""
     scale, n = study.scale, study.scale.base.network.length
     found = []
-    for run in ("armd", *(f"sbp-{share}" for share in SBP_SHARES)):
-        for s in STREAMS:
+    for run, counts in STREAMS.items():
+        for s in counts:
             write = partial(by_streams, n, s)
             found.append(Sampler(f"{run} S={s}", run, s - 1 + -(-n // s), write, scale.samples))
     for run in WRITERS:
         if run == "ar":
             found.append(Sampler("ar", "ar", n, partial(by_streams, n, 1), scale.samples))
             continue
-        for steps in (n, n // 2, n // 4):
+        for steps in (n, n // 4) if run.startswith("bd3lm") else (n, n // 2, n // 4):
             write = partial(by_steps, n, steps)
             found.append(Sampler(f"{run} T={steps}", run, steps, write, scale.judged))
     return found

@@ -58,7 +58,7 @@ def mini() -> Scale:
         heldout_rows=256,
         draws=4,
         samples=384,
-        judged=96,
+        judged=64,
         seeds=(0, 1, 2),
         jobs=2,
     )
