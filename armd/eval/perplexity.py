@@ -180,24 +180,13 @@ def perplexity(
     first = protocol.first and scorer.scores_first
     if protocol.wrapped and not scorer.from_nothing:
         first = False  # an autoregressive model has nothing before the window's own BOS
-    windows = cut(
-        protocol,
-        corpus.rows(),
-        loaded.encode,
-        window=window,
-        bos=loaded.bos,
-        eos=loaded.eos,
-        tally=tally,
-        running=not corpus.ends,
-    )
-    mine = (w for w in islice(windows, scoring.limit) if w.index % ranks.world == ranks.rank)
     start = time.perf_counter()
+    mine = shared_windows(loaded, corpus, protocol, window, tally, scoring.limit, ranks)
     for part in score_windows(scorer, mine, scoring, first=first):
         sums.add(part)
         if report is not None:
-            report(
-                sums.windows * ranks.world, sums.counted * ranks.world, time.perf_counter() - start
-            )
+            about = sums.windows * ranks.world, sums.counted * ranks.world
+            report(*about, time.perf_counter() - start)
     sums = together(sums, ranks)
     if not sums.counted:
         raise ArmdError(
@@ -220,6 +209,29 @@ def perplexity(
         "bound": scorer.bound or scoring.order in ("random", "masking"),
         "seconds": round(time.perf_counter() - start, 3),
     }
+
+
+def shared_windows(
+    loaded: Loaded,
+    corpus: Corpus,
+    protocol: Protocol,
+    window: int,
+    tally: Tally,
+    limit: int | None,
+    ranks: Ranks,
+) -> Iterator[Window]:
+    """This process's windows of a text: each reads all of it and scores its share."""
+    found = cut(
+        protocol,
+        corpus.rows(),
+        loaded.encode,
+        window=window,
+        bos=loaded.bos,
+        eos=loaded.eos,
+        tally=tally,
+        running=not corpus.ends,
+    )
+    return (w for w in islice(found, limit) if w.index % ranks.world == ranks.rank)
 
 
 def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:

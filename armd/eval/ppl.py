@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ..sharing import joined
-from .perplexity import Scoring, drawn
+from ..sharing import Ranks, joined
+from .perplexity import Scoring, drawn, perplexity
 from .results import progress, read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
+
+if TYPE_CHECKING:
+    from .models import Loaded
+    from .texts import Corpus
 
 ALL = "lambada,wikitext2,ptb,wikitext103,lm1b"
 
@@ -44,43 +48,23 @@ def eval_ppl(
         json: Results go here after each data set; what is there with these settings is not redone.
     """
     from .models import load
-    from .perplexity import perplexity
     from .texts import find_corpora
 
     chosen = PROTOCOLS[protocol]
     corpora = find_corpora(data, chosen.splits)
     done = read_results(json, "ppl") if json else []
+    made = []
     with joined() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         length = window or min(1024, loaded.scorer().max_length)
         bound = loaded.scorer().bound
-        made = []
         for corpus in corpora:
-            settings = {
-                "model": model,
-                "weights": loaded.fingerprint,
-                "kind_of_model": loaded.kind,
-                "precision": precision,
-                "protocol": protocol,
-                "window": length,
-                **used(scoring, bound),
-                "text": corpus.fingerprint,
-            }
+            settings = settings_of(loaded, corpus, protocol, length, used(scoring, bound))
             same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
             result = next(same, None)
             if result is None:
-                with progress(corpus.name, shown=ranks.first) as report:
-                    figures = perplexity(
-                        loaded,
-                        corpus,
-                        chosen,
-                        scoring,
-                        window=length,
-                        ranks=ranks,
-                        report=report,
-                    )
-                about = {"config": loaded.config, "parameters": loaded.parameters}
-                result = {**figures, "settings": settings, **about, **stamp()}
+                result = evaluated(loaded, corpus, chosen, scoring, length, ranks)
+                result |= {"settings": settings}
                 done.append(result)
                 if ranks.first:
                     write_results(json, "ppl", done)
@@ -88,6 +72,33 @@ def eval_ppl(
         if ranks.first:
             print(shown(made, chosen, scoring, length, bound))
     return made
+
+
+def settings_of(
+    loaded: Loaded, corpus: Corpus, protocol: str, window: int, used: dict[str, Any]
+) -> dict[str, Any]:
+    """What a result depends on: with the same settings it need not be made again."""
+    return {
+        "model": loaded.name,
+        "weights": loaded.fingerprint,
+        "kind_of_model": loaded.kind,
+        "precision": loaded.precision,
+        "protocol": protocol,
+        "window": window,
+        **used,
+        "text": corpus.fingerprint,
+    }
+
+
+def evaluated(
+    loaded: Loaded, corpus: Corpus, protocol: Protocol, scoring: Scoring, window: int, ranks: Ranks
+) -> dict[str, Any]:
+    """One data set's figures, with all that is needed to make them again."""
+    with progress(corpus.name, shown=ranks.first) as report:
+        figures = perplexity(
+            loaded, corpus, protocol, scoring, window=window, ranks=ranks, report=report
+        )
+    return {**figures, "config": loaded.config, "parameters": loaded.parameters, **stamp()}
 
 
 def used(scoring: Scoring, bound: bool) -> dict[str, Any]:
