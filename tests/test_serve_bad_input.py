@@ -3,6 +3,7 @@
 import http.client
 import json
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,6 +67,8 @@ def refused(server, path: str, body: bytes, status: int = 400) -> str:
         (b'{"prompt": [-1]}', "prompt"),
         (b'{"prompt": [1, "a"]}', "prompt"),
         (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"model": "\\ud800"}', "model"),
+        (b'{"\\ud800": 1}', "unicode"),
         (b'{"promt": "x"}', "promt"),
         (b'{"order": [0, 0], "max_tokens": 2}', "no permutation"),
         (b'{"order": [0], "max_tokens": 2}', "name each"),
@@ -76,8 +79,8 @@ def refused(server, path: str, body: bytes, status: int = 400) -> str:
         (b'{"prompt": "x", "prompt', "JSON"),
         (b"", "equired"),
         (b"[]", "dictionary"),
-        (b"null", "equired"),
-        (b"\xff\xfe{}", "body"),
+        (b"null", "dictionary"),
+        (b"\xff\xfe{}", "JSON"),
         (b'{"prompt": "\xff"}', "body"),
         (b'{"prompt": ' + b"[" * 90_000 + b"]" * 90_000 + b"}", "body"),
         (b'{"prompt": "' + b"a b " * 40_000 + b'"}', "the model takes 64"),
@@ -139,7 +142,9 @@ def test_a_body_beyond_the_limit_is_not_read(server, path: str) -> None:
     line.close()
     line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     chunks = (b'{"text": "' + b"x" * 50_000 for _ in range(6))
-    line.request("POST", path, chunks, JSON, encode_chunked=True)
+    with suppress(OSError):  # the server may hang up before all is sent
+        line.request("POST", path, chunks, JSON, encode_chunked=True)
+    line._HTTPConnection__state = "Request-sent"  # type: ignore[attr-defined]
     answer = line.getresponse()
     assert answer.status == 413 and b"200000 bytes" in answer.read()
     line.close()

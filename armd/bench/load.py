@@ -63,18 +63,20 @@ def request_of(index: int, job: Load) -> tuple[str, dict[str, Any]]:
     }
 
 
-async def written(address: tuple[str, int], path: str, body: dict[str, Any]) -> tuple[str, Any]:
+async def written(
+    address: tuple[str, int], path: str, body: dict[str, Any]
+) -> tuple[str, list[Any]]:
     """The text of an answer, and its log-probabilities; or why there is none."""
     if not body["stream"]:
         answer = await ask(address, path, body)
         if answer.status != 200:
-            return f"status {answer.status}", None
+            return f"status {answer.status}", []
         found = answer.json()
         events = [found["start"], *found["steps"], found["end"]] if "start" in found else [found]
     else:
         line = [event async for _, event in listen(address, path, body)]
         if path == "/v1/completions" and line[-1] is not None:
-            return "broken off", None
+            return "broken off", []
         events = [event for event in line if event is not None]
     if path == "/v1/infill":
         landed = [(a["position"], a["token"], a["logprob"]) for e in events[1:-1] for a in e["at"]]
@@ -111,7 +113,7 @@ async def client(
         try:
             found = await written(address, path, body)
         except ConnectionError as error:
-            found = (str(error), None)
+            found = (str(error), [])
         if found[0] == "status 429":
             outcome.refused += 1
             await asyncio.sleep(0.2 + 0.3 * chance.random())

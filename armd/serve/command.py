@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,18 +79,23 @@ def serve(job: Serving) -> None:
             timeout_graceful_shutdown=int(job.grace) + 5,
             server_header=False,
         )
-        server = patient(service, job.grace)(config)
-        say(job, service, opened.getsockname()[1])
+        port = opened.getsockname()[1]
+        server = patient(service, job.grace, lambda: say(job, service, port))(config)
         server.run(sockets=[opened])
     service.engine.stop()
     service.engine.join(30)
 
 
-def patient(service: Service, grace: float) -> Any:
-    """uvicorn's server, which tells the engine first when it is to stop."""
+def patient(service: Service, grace: float, ready: Callable[[], None] | None = None) -> Any:
+    """uvicorn's server, which says when it listens, and tells the engine first when to stop."""
     import uvicorn
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started and ready is not None:
+                ready()
+
         def handle_exit(self, sig: int, frame: Any) -> None:
             # a second signal does not wait
             service.engine.stop(0.0 if self.should_exit else grace)

@@ -70,7 +70,9 @@ def detail(
         kind = "overloaded"
     elif status >= 500:
         kind = "server_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    # what a client sent may be in it, and need not be UTF-8
+    said = [t and t.encode("utf-8", "replace").decode()[:400] for t in (message, param)]
+    return {"error": {"message": said[0], "type": kind, "param": said[1], "code": code}}
 
 
 def answer(status: int, message: str, *, headers: Any = None, **more: str | None) -> JSONResponse:
@@ -91,6 +93,8 @@ def said(error: Exception) -> JSONResponse:
         return _invalid(error)
     if isinstance(error, HTTPException):
         message = error.detail if isinstance(error.detail, str) else STATUSES[error.status_code]
+        if error.status_code == 400:  # FastAPI's own word for it says nothing
+            message = "the body is no JSON; send UTF-8, without endless numbers or deep nesting"
         return answer(error.status_code, message, headers=error.headers)
     return answer(500, "the server failed at this; its log says how")
 

@@ -2,7 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _readable(text: str) -> str:
+    """JSON can escape halves of a character that no UTF-8 holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a surrogate pair is no character; send whole ones") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_readable)]
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -42,10 +54,10 @@ class StreamOptions(Body):
 class CompletionRequest(Choosing):
     """As OpenAI's, with `streams`, `order`, `top_k`, `min_p` and `repetition_penalty` besides."""
 
-    model: str | None = Field(None, max_length=1000)
+    model: Text | None = Field(None, max_length=1000)
     prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=64)]
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=64)]
         | Annotated[list[Token], Field(max_length=65536)]
         | Annotated[
             list[Annotated[list[Token], Field(max_length=65536)]],
@@ -53,11 +65,13 @@ class CompletionRequest(Choosing):
         ]
         | None
     ) = ""
-    suffix: str | None = Field(None, description="What stands behind the text to be written.")
+    suffix: Text | None = Field(None, description="What stands behind the text to be written.")
     max_tokens: int | None = Field(16, ge=1, le=2**31)
     n: int | None = Field(1, ge=1, le=64)
     stop: (
-        str | Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=16)] | None
+        Annotated[Text, Field(max_length=200)]
+        | Annotated[list[Annotated[Text, Field(max_length=200)]], Field(max_length=16)]
+        | None
     ) = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -67,7 +81,7 @@ class CompletionRequest(Choosing):
     frequency_penalty: float | None = Field(0, ge=0, le=0, description="Only 0.")
     presence_penalty: float | None = Field(0, ge=0, le=0, description="Only 0.")
     logit_bias: dict[str, float] | None = Field(None, max_length=0)
-    user: str | None = Field(None, max_length=1000)
+    user: Text | None = Field(None, max_length=1000)
 
 
 class LogProbs(BaseModel):
@@ -102,7 +116,7 @@ class Completion(BaseModel):
 
 
 class TokenizeRequest(Body):
-    text: str
+    text: Text
 
 
 class Tokenized(BaseModel):
@@ -113,16 +127,16 @@ class Tokenized(BaseModel):
 class InfillRequest(Choosing):
     """One of: `text` with blanks, `tokens` with `known`, or `prompt` with `max_tokens`."""
 
-    model: str | None = Field(None, max_length=1000)
-    text: str | None = Field(None, description="Blanks are two or more underscores.")
-    blank: str | None = Field(None, min_length=1, max_length=50, description="Another mark.")
+    model: Text | None = Field(None, max_length=1000)
+    text: Text | None = Field(None, description="Blanks are two or more underscores.")
+    blank: Text | None = Field(None, min_length=1, max_length=50, description="Another mark.")
     blank_length: (
         Annotated[int, Field(ge=1, le=2**31)]
         | Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=1024)]
     ) = Field(8, description="Tokens of a blank: one number for all, or one for each.")
     tokens: Annotated[Tokens, Field(max_length=65536)] | None = None
     known: Annotated[list[bool], Field(max_length=65536)] | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     rivals: int = Field(0, ge=0, le=8, description="Most probable tokens told beside each token.")
     stream: bool = True
@@ -189,8 +203,8 @@ class GivenOrder(Body):
 class ScoreRequest(Body):
     """A text or its tokens, and the order in which to read them."""
 
-    model: str | None = Field(None, max_length=1000)
-    text: str | None = None
+    model: Text | None = Field(None, max_length=1000)
+    text: Text | None = None
     tokens: Annotated[Tokens, Field(max_length=65536)] | None = None
     order: OrderName | GivenOrder = "left_to_right"
     streams: Streams = 1
