@@ -61,11 +61,7 @@ def perplexity_runs(scale: Scale) -> list[Trained]:
     runs = [Trained("armd", scale.base), Trained("armd-third", third)]
     runs += [Trained(name, with_model(scale.base, name)) for name in RIVALS]
     for seed in scale.seeds[1:]:
-        for name, recipe in (
-            ("armd", scale.base),
-            ("ar", with_model(scale.base, "ar")),
-            ("armd-third", third),
-        ):
+        for name, recipe in (("armd", scale.base), ("ar", with_model(scale.base, "ar"))):
             runs.append(Trained(f"{name}-seed{seed}", replace(recipe, seed=seed)))
     return runs
 
@@ -83,14 +79,12 @@ WRITERS = ("ar", "sedd-absorb", "mdlm", "bd3lm-4", "bd3lm-16")
 
 
 def price_runs(scale: Scale) -> list[Trained]:
-    """What the price of parallelism is read off, and what might lower it: more strided steps, four
-    streams alone, and strided orders from the start."""
+    """What the price of parallelism is read off, and what might lower it: more strided steps, or
+    four streams alone."""
     runs = [Trained("armd", scale.base)]
     runs += [Trained(f"sbp-{share}", strided(scale, share), after="armd") for share in SBP_SHARES]
     only = changed(strided(scale, 20), {"curriculum": {"streams": (4,)}})
-    runs.append(Trained("sbp-20-only-4", only, after="armd"))
-    always = Curriculum(steps=0, i_ar=0, i_perm=0, rho=0, sbp_steps=scale.base.curriculum.total)
-    return [*runs, Trained("strided-always", replace(scale.base, curriculum=always))]
+    return [*runs, Trained("sbp-20-only-4", only, after="armd")]
 
 
 def ablation_runs(scale: Scale) -> list[Trained]:
@@ -111,12 +105,6 @@ def ablation_runs(scale: Scale) -> list[Trained]:
     runs = [Trained("armd-third", third), Trained("ar-third", with_model(third, "ar"))]
     for name, change in changes.items():
         runs.append(Trained(name, changed(third, change)))
-    for seed in scale.seeds[1:]:
-        runs += [
-            Trained(f"{run.name}-seed{seed}", replace(run.recipe, seed=seed))
-            for run in list(runs)
-            if "-seed" not in run.name
-        ]
     return runs
 
 
