@@ -1,14 +1,15 @@
-# make demo: train a small model, score it, watch it write.  make test: everything CI checks.
+# make demo: train a small model, score it, watch it write.  make play: watch it on a page.
+# make test: everything CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: setup test demo lint clean
+.PHONY: setup test demo play lint clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-		--editable '.[dev,plots,demo,eval]' --constraint constraints.txt
+		--editable '.[dev,plots,demo,eval,serve]' --constraint constraints.txt
 	@touch $@
 
 lint: setup
@@ -21,6 +22,9 @@ test: lint
 
 demo: setup
 	$(BIN)/armd demo
+
+play: setup
+	$(BIN)/armd demo --serve
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,14 +6,15 @@ Everything in it is of blocks already drawn, which is just what the rows of the 
 decoding needs no mask, and cached equals full.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import cast
+from functools import cached_property
 
 import torch
 
-from .layers import Layer, attention, bool_mask, turns
+from .layers import attention, bool_mask, turns
 from .modeling_armd import ArmdLM
-from .prefix import append_to_state, prefix_sums_in_blocks
+from .native import Text, addresses
 from .shapes import Bool, Float, Int, Tensor
 
 
@@ -59,10 +60,17 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> Cache:
     shape = (batch, length + 2, config.n_heads, config.d_head)
     # zeros, not garbage: a masked slot still multiplies, and 0 * NaN is NaN
     keys, values = ([like.new_zeros(shape) for _ in model.layers] for _ in range(2))
-    code = model.codes(length + 2)  # one more place, for padding to stand at
-    turn = turns(torch.arange(length + 2, device=like.device)[None], config)[0].to(like.dtype)
-    state = like.new_zeros(batch, code.shape[1], config.d_model)
-    return Cache(keys, values, code, turn, Mark(0, 0, state))
+    # of all places there are, not of these: a product of fewer rows can have other last bits
+    places = max(length, config.max_length) + 2  # one more, for padding to stand at
+    code = model.codes(places)
+    turn = turns(torch.arange(places, device=like.device)[None], config)[0].to(like.dtype)
+    return Cache(keys, values, code, turn, empty_mark(model, batch))
+
+
+def empty_mark(model: ArmdLM, batch: int) -> Mark:
+    """Where a cache starts."""
+    width = model.config.d_pe if model.config.query == "prefix" else 1
+    return Mark(0, 0, model.bos.new_zeros(batch, width, model.config.d_model))
 
 
 @dataclass(frozen=True)
@@ -89,51 +97,14 @@ class Placing:
         return replace(self, **moved)
 
 
-def advance(
-    model: ArmdLM,
-    cache: Cache,
-    context: Float[Tensor, "b m d"],
-    context_position: Int[Tensor, "b m"],
-    query_position: Int[Tensor, "b k"],
-    placing: Placing | None = None,
-) -> Float[Tensor, "b k d"]:
-    """One fused pass: the context rows of what was just drawn, and the query rows of the next
-    block. Without a placing all of them enter next and see everything. Returns the final query
-    rows. Positions count BOS as 0, so tokens stand at 1..n."""
-    m, old = context_position.shape[1], cache.mark
-    key, query = cache.code[context_position], cache.code[query_position]
-    if placing is not None:
-        key = key * (placing.context_slot != cache.spare)[..., None]
-    state = append_to_state(old.state, key, context)
-    grown = (old.context + m, old.query + query_position.shape[1])
-    cache.mark = Mark(*(grown if placing is None else (placing.context, placing.query)), state)
-    turn = cache.turn[context_position]
-    if model.config.query == "shift":
-        entry = Entry(old.context, cache.mark.context)
-        if placing is not None:
-            entry = replace(entry, slot=placing.context_slot, limit=placing.context_limit)
-        return model.norm(_causal(model, 0, cache, context, turn, entry))
-    if placing is not None and old.context == 0:
-        sums = prefix_sums_in_blocks(query, key, context, placing.strict_limit)
-    else:
-        sums = query @ state
-    count = torch.full_like(query_position, cache.mark.context)
-    first = model.start_query(sums, count if placing is None else placing.strict_limit)
-    rows = torch.cat([context, first], 1)
-    low, high = Entry(old.context, cache.mark.context), Entry(old.query, cache.mark.query)
-    if placing is not None:
-        limit = torch.cat([placing.context_limit, placing.strict_limit], 1)
-        low = replace(low, slot=placing.context_slot, limit=limit)
-        high = replace(high, slot=placing.query_slot, limit=placing.query_limit)
-    query_turn = cache.turn[query_position]
-    rows = _two_streams(model, cache, rows, torch.cat([turn, query_turn], 1), m, low)
-    return model.norm(_causal(model, model.config.n_two_stream, cache, rows, query_turn, high))
-
-
 @dataclass(frozen=True)
 class Entry:
-    """How rows enter the layers of one kind."""
+    """How a part's rows enter the layers of one kind."""
 
+    cache: Cache
+    rows: int
+    """Of each text, and how many of them, the first ones, leave keys and values."""
+    own: int
     start: int
     """Slots taken before."""
     count: int
@@ -143,61 +114,42 @@ class Entry:
     limit: Int[Tensor, "b r"] | None = None
     """How many slots each row sees; None: all `count`."""
 
+    @property
+    def batch(self) -> int:
+        return len(self.cache.keys[0])
+
+    @cached_property
     def mask(self) -> Bool[Tensor, "b 1 r s"] | None:
         return None if self.limit is None else bool_mask(self.limit, self.count)
 
+    def enter(self, index: int, made: Sequence[Tensor]) -> None:
+        """Keep the keys and values of layer `index`."""
+        stores = (self.cache.keys[index], self.cache.values[index])
+        for store, rows in zip(stores, made, strict=True):
+            rows = rows.view(len(store), -1, *rows.shape[1:])
+            if self.slot is None:
+                store[:, self.start : self.count] = rows
+            else:
+                store[torch.arange(len(rows), device=rows.device)[:, None], self.slot] = rows
 
-def _two_streams(
-    model: ArmdLM,
-    cache: Cache,
-    rows: Float[Tensor, "b r d"],
-    turn: Float[Tensor, "b r half 2"],
-    m: int,
-    entry: Entry,
-) -> Float[Tensor, "b k d"]:
-    """The m context rows and the query rows after them, side by side through each layer: all see
-    the whole cache, the context rows just entered included."""
-    mask, last = entry.mask(), model.config.n_two_stream - 1
-    for index in range(last + 1):
-        layer = cast(Layer, model.layers[index])
-        skip = m if index == last else 0  # nothing above reads the context rows
-        normed = layer.attention_norm(rows)
-        _enter(cache, index, layer.keys_values(normed[:, :m], turn[:, :m]), entry)
-        query = layer.queries(normed[:, skip:], turn[:, skip:])
-        sight = None if mask is None else mask[:, :, skip:]
-        rows = layer.finish(rows[:, skip:], _attend(cache, index, query, entry.count, sight))
-    return rows
+    def attend(self, index: int, query: Float[Tensor, "br h e"]) -> Float[Tensor, "br h e"]:
+        """What the rows see in layer `index`; where only the last rows of each text look, they."""
+        stores = (self.cache.keys[index], self.cache.values[index])
+        keys, values = (store[:, : self.count] for store in stores)
+        query = query.view(len(keys), -1, *query.shape[1:])
+        mask = "all" if self.mask is None else self.mask[:, :, -query.shape[1] :]
+        return attention(query, keys, values, mask).flatten(0, 1)
 
+    def texts(self, index: int) -> list[Text]:
+        """The same for layer `index`, text by text, as layer.c is told it."""
+        tables = (self.cache.keys[index], self.cache.values[index], self._slots, self._limits)
+        places = zip(*(addresses(table, self.batch) for table in tables), strict=True)
+        return [(*place, self.rows, self.own, self.start, self.count) for place in places]
 
-def _causal(
-    model: ArmdLM,
-    first: int,
-    cache: Cache,
-    rows: Float[Tensor, "b k d"],
-    turn: Float[Tensor, "b k half 2"],
-    entry: Entry,
-) -> Float[Tensor, "b k d"]:
-    """The layers from `first` on, on one stream."""
-    mask = entry.mask()
-    for index in range(first, len(model.layers)):
-        layer = cast(Layer, model.layers[index])
-        normed = layer.attention_norm(rows)
-        _enter(cache, index, layer.keys_values(normed, turn), entry)
-        query = layer.queries(normed, turn)
-        rows = layer.finish(rows, _attend(cache, index, query, entry.count, mask))
-    return rows
+    @cached_property
+    def _slots(self) -> Tensor | None:
+        return None if self.slot is None else self.slot.contiguous()
 
-
-def _enter(cache: Cache, index: int, made: tuple[Tensor, Tensor], entry: Entry) -> None:
-    for store, rows in zip((cache.keys[index], cache.values[index]), made, strict=True):
-        if entry.slot is None:
-            store[:, entry.start : entry.count] = rows
-        else:
-            store[torch.arange(len(rows), device=rows.device)[:, None], entry.slot] = rows
-
-
-def _attend(
-    cache: Cache, index: int, query: Tensor, count: int, mask: Tensor | None
-) -> Float[Tensor, "b r h e"]:
-    keys, values = cache.keys[index][:, :count], cache.values[index][:, :count]
-    return attention(query, keys, values, "all" if mask is None else mask)
+    @cached_property
+    def _limits(self) -> Tensor | None:
+        return None if self.limit is None else self.limit.contiguous()

@@ -20,14 +20,18 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval ppl": ("armd.eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
     "eval samples": ("armd.eval.samples", "eval_samples", "judge generated text"),
     "eval infill": ("armd.eval.infill", "eval_infill", "what context on both sides buys"),
+    "reproduce": ("armd.reproduce.command", "reproduce", "the paper's experiments in miniature"),
     "report": ("armd.eval.report", "report", "the paper's tables, its figures beside ours"),
     "plot": ("armd.curves", "plot_curves", "draw the curves of runs"),
     "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
     "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
     "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
+    "serve": ("armd.serve.command", "serve", "serve a model to many clients, with a page"),
     "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
     "bench eval": ("armd.bench.eval", "bench_eval", "time perplexity against the bare forward"),
     "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
+    "bench products": ("armd.bench.products", "bench_products", "time products of a few rows"),
+    "bench serve": ("armd.bench.serve", "bench_serve", "time the server: many clients against one"),
 }
 
 

@@ -67,7 +67,9 @@ class ArmdConfig(PreTrainedConfig):
         """As transformers', but another model's config is refused, not read as our defaults."""
         kind = config_dict.get("model_type", cls.model_type)
         if kind != cls.model_type:
-            raise ArmdError(f"this is a checkpoint of '{kind}', not of armd; name an armd folder")
+            raise ArmdError(
+                f"this is a checkpoint of '{kind}', not of {cls.model_type}; name a folder of that"
+            )
         return super().from_dict(config_dict, **kwargs)
 
     @property

@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 
-def demo(*, folder: Path = Path("runs/demo"), json: Path | None = None) -> None:
+def demo(
+    *, folder: Path = Path("runs/demo"), serve: bool = False, json: Path | None = None
+) -> None:
     """Prepare State of the Union addresses, train a small model, print how well it reads in each
     order, and let it write with 1, 2 and 4 streams. What an earlier call did is not done again.
 
     Args:
         folder: Where the dataset and the run go.
+        serve: Then bring up the server, and its page, on this model.
         json: Write the held-out losses, in nats per token, to this file.
     """
     from .data.prepare import Preparation, prepare
@@ -21,6 +24,11 @@ def demo(*, folder: Path = Path("runs/demo"), json: Path | None = None) -> None:
     data = folder / "data"
     prepare(Preparation("sotu", tokenizer="bpe:4096", out=data))
     run = train(replace(recipe(), data=str(data), out=str(folder / "run")))
+    if serve:
+        from .serve.command import Serving
+        from .serve.command import serve as bring_up
+
+        return bring_up(Serving(str(run), name="demo"))
     losses = [row["heldout"] for row in read_metrics(run) if "heldout" in row][-1]
     print(f"\n{table(losses)}")
     speeds = {str(streams): write(run, streams) for streams in (1, 2, 4)}

@@ -1,4 +1,4 @@
-"""Export: the weights of a checkpoint as a folder that `ArmdLM.from_pretrained` reads."""
+"""Export: the weights of a checkpoint as a folder that `pretrained.load_model` reads."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from .baselines import MODELS, name_of
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
 from .configuration_armd import ArmdConfig
 from .durable import sync_folder
@@ -32,7 +33,7 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
         aside.mkdir(parents=True)
     facts = {"format": "pt", "step": str(checkpoint.step)}
     write_tensors(aside / "model.safetensors", weights, facts)
-    config.architectures = ["ArmdLM"]
+    config.architectures = [MODELS[name_of(config)][1]]
     config.save_pretrained(str(aside))
     if out.exists():
         out.rename(old)

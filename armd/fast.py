@@ -2,19 +2,13 @@
 
 A block of S tokens passes S or 2S rows through every matrix. Stock linear layers then read memory
 at a third of its speed or less, and S streams would win little. Here the matrices are laid out once
-for such products (skinny.c), in float32, or in int8 at a quarter of the bytes.
+for such products (skinny.c), in float32, or in int8 at a quarter of the bytes, and a layer's other
+work is done between them without going back to torch (layer.c).
 """
 
 import copy
-import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
+from ctypes import byref
 from typing import Any, cast
 
 import torch
@@ -22,17 +16,18 @@ from torch import nn
 
 from .errors import ArmdError
 from .layers import Layer
-from .modeling_armd import ArmdLM
+from .modeling_armd import ArmdLM, CausalLayer, LastTwoStreamLayer, TwoStreamLayer
+from .native import LayerWeights, Matrix, Text, TextRows, library
 from .shapes import Float, Tensor
 
 WEIGHTS = ("plain", "fp32", "int8")
+MATRICES = ("query", "key_value", "out", "gate_up", "down")
 PANEL = 16
-FEW = 64
-"""Above so many rows the common product is better."""
 
 
 class SkinnyLinear(nn.Module):
-    """A linear layer without bias for a few float32 rows, its weights in float32 or int8."""
+    """A linear layer without bias for a few float32 rows, its weights in float32 or int8. What it
+    makes of a row does not depend, to the last bit, on the rows beside it."""
 
     panels: Tensor
     scale: Tensor | None
@@ -47,22 +42,74 @@ class SkinnyLinear(nn.Module):
         self.register_buffer("scale", scale)
         padded = nn.functional.pad(weight, (0, 0, 0, -self.outputs % PANEL))
         self.register_buffer("panels", padded.unflatten(0, (-1, PANEL)).mT.contiguous())
-        self.product = product()
 
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
-        if len(rows) > FEW:
-            return nn.functional.linear(rows, self.matrix()).view(*x.shape[:-1], self.outputs)
         out = rows.new_empty(len(rows), self.outputs)
-        scale = 0 if self.scale is None else self.scale.data_ptr()
-        sizes = (len(rows), self.depth, self.outputs)
-        self.product(rows.data_ptr(), self.panels.data_ptr(), scale, out.data_ptr(), *sizes)
+        told = byref(self.address())
+        library().skinny_product(told, rows.data_ptr(), out.data_ptr(), len(rows))
         return out.view(*x.shape[:-1], self.outputs)
+
+    def address(self) -> Matrix:
+        """Where the C functions find it."""
+        scale = None if self.scale is None else self.scale.data_ptr()
+        return Matrix(self.panels.data_ptr(), scale, self.depth, self.outputs)
 
     def matrix(self) -> Float[Tensor, "n m"]:
         """The weights as they count, laid out as usual."""
         weight = self.panels.mT.flatten(0, 1)[: self.outputs].float()
         return weight if self.scale is None else weight * self.scale[:, None]
+
+
+class FastLayer(Layer):
+    """A layer whose decoding pass is one call of layer.c; what that cannot do is left to torch."""
+
+    @property
+    def fits(self) -> bool:
+        """Its widths are whole vectors of eight."""
+        d, ff = cast(SkinnyLinear, self.query).depth, cast(SkinnyLinear, self.down).depth
+        return d // self.heads % 8 == 0 and ff % 8 == 0
+
+    def through(
+        self,
+        rows: Float[Tensor, "1 n d"],
+        turn: Float[Tensor, "1 n half 2"],
+        texts: Sequence[Text],
+        *,
+        last: bool = False,
+    ) -> Float[Tensor, "1 k d"]:
+        """Rows of a decoding pass, text by text: of each the first leave keys and values in its
+        cache, then all see it. At the `last` of its kind those that left keys go no further."""
+        rows, turn = rows.contiguous(), turn.contiguous()
+        left = sum(text[5] for text in texts) if last else 0
+        out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
+        told = (TextRows * len(texts))(*texts)
+        ends = (tensor.data_ptr() for tensor in (rows, turn, out))
+        if library().layer_pass(byref(self.address()), told, len(texts), last, *ends):
+            raise MemoryError("no memory for a decoding pass")
+        return out
+
+    def address(self) -> LayerWeights:
+        """Where layer.c finds its parts."""
+        norms = (self.attention_norm.weight.data_ptr(), self.mlp_norm.weight.data_ptr())
+        matrices = (cast(SkinnyLinear, getattr(self, name)).address() for name in MATRICES)
+        return LayerWeights(*norms, *matrices, self.heads, self.attention_norm.eps)
+
+
+class FastTwoStreamLayer(FastLayer, TwoStreamLayer): ...
+
+
+class FastLastTwoStreamLayer(FastLayer, LastTwoStreamLayer): ...
+
+
+class FastCausalLayer(FastLayer, CausalLayer): ...
+
+
+FAST = {
+    TwoStreamLayer: FastTwoStreamLayer,
+    LastTwoStreamLayer: FastLastTwoStreamLayer,
+    CausalLayer: FastCausalLayer,
+}
 
 
 class FastLM(ArmdLM):
@@ -83,7 +130,7 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
     advantage: in other precisions, or without a C compiler. On CUDA "fp32" compiles the layers."""
     if weights not in WEIGHTS:
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
-    able = model.device.type == "cpu" and model.dtype == torch.float32 and product() is not None
+    able = model.device.type == "cpu" and model.dtype == torch.float32 and library() is not None
     if weights == "fp32" and model.device.type == "cuda":
         return compiled(model)
     if weights == "plain" or (weights == "fp32" and not able):
@@ -95,12 +142,13 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
         )
     # the memo makes the copy share every parameter
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    fast.__class__ = FastLM
+    fast.__class__ = type(f"Fast{type(model).__name__}", (FastLM, type(model)), {})
     for part in fast.layers:
         layer = cast(Layer, part)
-        for name in ("query", "key_value", "out", "gate_up", "down"):
+        for name in MATRICES:
             linear = cast(nn.Linear, getattr(layer, name))
             setattr(layer, name, SkinnyLinear(linear.weight, int8=weights == "int8"))
+        layer.__class__ = FAST[type(layer)]
     cast(FastLM, fast).head = SkinnyLinear(fast.embedding.weight, int8=weights == "int8")
     return fast.eval()
 
@@ -113,42 +161,3 @@ def compiled(model: ArmdLM, **options: Any) -> ArmdLM:
         for name in ("queries", "keys_values", "finish"):
             setattr(layer, name, torch.compile(getattr(layer, name), **options))
     return fast.eval()
-
-
-@cache
-def product() -> Any:
-    """skinny.c, compiled once for this machine and kept in the user's cache; None without a
-    compiler, or where what it made does not run."""
-    source = Path(__file__).with_name("skinny.c")
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or platform.system() != "Linux" or not source.exists():
-        return None
-    library = _library(source, compiler)
-    if library is None:
-        return None
-    function = ctypes.CDLL(str(library)).skinny_product
-    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3
-    function.restype = None
-    return function
-
-
-def _library(source: Path, compiler: str) -> Path | None:
-    """The compiled file, made under another name and then renamed: whole or absent."""
-    flags = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC"]
-    machine = Path("/proc/cpuinfo").read_text().split("\n\n")[0] if platform.system() else ""
-    features = [line for line in machine.splitlines() if line.startswith(("flags", "Features"))]
-    told = "\n".join([source.read_text(), compiler, *flags, *features])
-    name = f"skinny-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "armd"
-    if (home / name).exists():
-        return home / name
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home) as folder:
-            made = Path(folder) / name
-            command = [compiler, *flags, str(source), "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
-            made.rename(home / name)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return home / name

@@ -63,12 +63,15 @@ def row_losses(run: Path, tokens, scored, order) -> list[float]:
     """Nats per scored token of each row."""
     import torch
 
+    from .baselines.baseline import Baseline
     from .likelihood import log_likelihood
-    from .modeling_armd import ArmdLM
-    from .pretrained import model_folder
+    from .pretrained import load_model
 
-    model = ArmdLM.from_pretrained(model_folder(run)).eval()
+    model = load_model(run)
     with torch.no_grad():
+        if isinstance(model, Baseline):
+            draw = torch.Generator().manual_seed(0)
+            return (model.nll(tokens, scored, draw) / scored.sum(1).clamp(min=1)).tolist()
         logp = log_likelihood(model, tokens, order)
     counted = scored.gather(1, order.position.expand(tokens.shape))
     return (-(logp * counted).sum(1) / counted.sum(1).clamp(min=1)).tolist()

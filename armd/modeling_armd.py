@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from .configuration_armd import ArmdConfig
@@ -20,6 +18,7 @@ from .errors import ArmdError
 from .fused import RmsNorm
 from .head import IGNORE, weighted_loss, wide
 from .layers import Layer, Mask, attention, mask_from_limit, turns
+from .loading import StrictModel
 from .order import Order, left_to_right
 from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
@@ -79,7 +78,7 @@ class CausalLayer(Layer):
         return self.finish(rows, attention(query, key, value, sight.query))
 
 
-class ArmdLM(PreTrainedModel):
+class ArmdLM(StrictModel):
     """The language model. Its logits are for the token itself, as in masked language models."""
 
     config_class = ArmdConfig
@@ -143,7 +142,7 @@ class ArmdLM(PreTrainedModel):
         context = self.dropout(self.context_rows(drawn[:, :-1]))
         sight = look(order, self.config, context.dtype)
         if self.config.query == "shift":
-            rows = context
+            rows = self.one_stream(context, self.codes(len(order) + 1), order.position + 1)
         else:
             rows = torch.stack([context, self._first_query(context, order, sight)])
         for layer in self.layers:
@@ -157,6 +156,16 @@ class ArmdLM(PreTrainedModel):
         """X^0: BOS, in a block before all others, then the tokens drawn so far."""
         bos = self.bos.expand(len(drawn), 1, -1)
         return torch.cat([bos, self.embedding(drawn)], 1)
+
+    def one_stream(
+        self,
+        context: Float[Tensor, "b n d"],
+        code: Float[Tensor, "length p"],
+        wanted: Int[Tensor, "b2 n"],
+    ) -> Float[Tensor, "b n d"]:
+        """The first rows of the shifted query. Row k holds the last token and predicts the one at
+        wanted[k]; left to right it need not be told where that is."""
+        return context
 
     def codes(self, length: int) -> Float[Tensor, "n p"]:
         """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""
@@ -215,6 +224,16 @@ class ArmdLM(PreTrainedModel):
         loss = weighted_loss(rows.flatten(0, 1), self.head_matrix(), target, share)
         return MaskedLMOutput(loss=loss)  # type: ignore
 
+    @property
+    def any_order(self) -> bool:
+        """It knows other orders than left to right."""
+        return self.config.query != "shift"
+
+    def check_order(self, order: Order) -> None:
+        """Raise for an order that the model does not know."""
+        if not self.any_order and not order.forward:
+            raise ArmdError("query='shift' is autoregressive: it knows order left_to_right alone")
+
     def _fit(self, tokens: Tensor, order: Order) -> Order:
         """The order as rows for these tokens, on their device; raises where the two do not fit."""
         if tokens.dim() != 2 or tokens.is_floating_point():
@@ -237,39 +256,8 @@ class ArmdLM(PreTrainedModel):
                     f"token {low if low < 0 else high} is outside the vocabulary of "
                     f"{self.config.vocab_size}; is this the model's own tokenizer?"
                 )
-        if self.config.query == "shift" and not order.forward:
-            raise ArmdError("query='shift' is autoregressive: it knows order left_to_right alone")
+        self.check_order(order)
         return order.rows(batch).to(tokens.device)
-
-    @classmethod
-    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', but from safetensors alone, and every weight must fit."""
-        wants_info = kwargs.pop("output_loading_info", False)
-        kwargs |= {"use_safetensors": True, "output_loading_info": True}
-        try:
-            model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
-        except (SafetensorError, KeyError) as error:
-            raise ArmdError(f"{source} is damaged ({error}); copy or export it again") from error
-        except OSError as error:
-            raise ArmdError(
-                f"cannot load {source} ({first_line(error)}); give a folder that holds config.json "
-                "and model.safetensors (pickled weights are never opened)"
-            ) from error
-        except RuntimeError as error:
-            raise ArmdError(
-                f"{source} does not fit its own config.json: {first_line(error)}"
-            ) from error
-        wrong = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
-        if wrong:
-            raise ArmdError(
-                f"{source} holds other weights than its config.json asks for, such as {wrong[0]}; "
-                "was it made by another model, or saved only in part?"
-            )
-        return (model, info) if wants_info else model
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def context_position(order: Order) -> Int[Tensor, "b n"]:

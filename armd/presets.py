@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
+from .baselines import check_name
 from .errors import ArmdError
 from .recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
 
@@ -107,3 +108,23 @@ def preset(name: str) -> Recipe:
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(PRESETS)}"
         raise ArmdError(f"no preset '{name}'; {hint}")
     return PRESETS[name]()
+
+
+def with_model(recipe: Recipe, name: str) -> Recipe:
+    """The recipe for another model: the same sizes, data and steps of the progressive phase, in the
+    orders that the model can learn. The nearest relatives learn random orders all the time."""
+    if check_name(name) == "armd":
+        return replace(recipe, model=name)
+    network = replace(recipe.network, query="mean" if name == "xlnet" else "shift")
+    if name == "xlnet":
+        network = replace(network, n_two_stream=network.n_layers)
+    any_order = name in ("xlnet", "sigma-gpt")
+    curriculum = replace(
+        recipe.curriculum,
+        rho=0,
+        sbp_steps=0,
+        p_random=float(any_order),
+        p_masking=0.0,
+        p_infill=0.0,
+    )
+    return replace(recipe, model=name, network=network, curriculum=curriculum)

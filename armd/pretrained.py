@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .baselines import model_class
 from .errors import ArmdError
 
 if TYPE_CHECKING:
     import torch
 
     from .data.tokenizer import TextTokenizer
-    from .modeling_armd import ArmdLM
 
+OURS = ("armd", "armd-baseline")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
@@ -30,28 +31,33 @@ def model_folder(path: Path | str) -> Path:
     )
 
 
-def load_model(path: Path | str, *, device: str = "cpu") -> ArmdLM:
-    """The model of a training run or of a save_pretrained folder, ready to be asked."""
+def load_model(path: Path | str, *, device: str = "cpu") -> Any:
+    """The model of a training run or of a save_pretrained folder, ours or a rival (an ArmdLM or a
+    Baseline), ready to be asked."""
     from transformers.utils import logging
 
-    from .modeling_armd import ArmdLM
-
     folder = model_folder(path)
-    try:
-        kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
-    except (ValueError, KeyError, TypeError):
-        raise ArmdError(
-            f"{folder / 'config.json'} is damaged or names no model_type; copy or export it again"
-        ) from None
-    if kind != "armd":
+    kind, name = saved_kind(folder)
+    if kind not in OURS:
         raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; name an armd folder")
     where, shown = find_device(device), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return ArmdLM.from_pretrained(folder).eval().to(where)
+        return model_class(name).from_pretrained(folder).eval().to(where)
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def saved_kind(folder: Path) -> tuple[str, str]:
+    """The model_type of what is saved there, and its name among ours and the rivals."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        return config["model_type"], config.get("model", "armd")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ArmdError(
+            f"{folder / 'config.json'} is damaged or names no model_type; copy or export it again"
+        ) from None
 
 
 def find_device(name: str | None) -> torch.device:

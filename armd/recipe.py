@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .baselines import check_name, config_of
 from .errors import ArmdError
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ class Network:
     query: Literal["prefix", "mean", "shift"] = "prefix"
     """Where the query stream starts; "shift" is the ordinary autoregressive model."""
     dropout: float = 0.02
+    pe_std: float = 0.0
+    """Spread of the position MLP's first weights; 0 for unit gain, 1/sqrt(fan_in)."""
 
-    def config(self, vocab_size: int) -> ArmdConfig:
-        from .configuration_armd import ArmdConfig
-
+    def config(self, vocab_size: int, model: str = "armd") -> ArmdConfig:
         fields = dataclasses.asdict(self)
-        return ArmdConfig(vocab_size=vocab_size, max_length=fields.pop("length"), **fields)
+        fields["pe_std"] = self.pe_std or None
+        return config_of(model, vocab_size=vocab_size, max_length=fields.pop("length"), **fields)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ class Recipe:
 
     preset: str = "owt-small"
     """The preset it started from."""
+    model: str = "armd"
+    """armd, or a rival: ar, mdlm, sedd-absorb, sedd-uniform, radd, d3pm, bd3lm-4, bd3lm-16,
+    sigma-gpt, xlnet."""
     seed: int = 0
     data: str = ""
     """The folder that `armd prepare` made."""
@@ -149,8 +154,13 @@ class Recipe:
     report: Report = field(default_factory=Report)
     machine: Machine = field(default_factory=Machine)
 
+    def config(self, vocab_size: int) -> ArmdConfig:
+        """Of the model that is to be trained."""
+        return self.network.config(vocab_size, self.model)
+
     def check(self) -> None:
         """Raise for what can be seen to fail before any work is done."""
+        check_name(self.model)
         c, o = self.curriculum, self.optimizer
         if c.total < 1:
             raise ArmdError("a run needs at least one step; raise --steps or --sbp-steps")
@@ -169,15 +179,41 @@ class Recipe:
         shares = (c.p_random, c.p_masking, c.p_infill)
         if min(shares) < 0 or sum(shares) > 1:
             raise ArmdError("--p-random, --p-masking and --p-infill must be shares that fit into 1")
-        strided = c.sbp_steps and set(c.streams) != {1}
-        if self.network.query == "shift" and (c.rho > 1 or strided or sum(shares)):
-            raise ArmdError(
-                "query shift is autoregressive, left to right alone: add --rho 0 --sbp-steps 0"
-            )
+        self._check_orders()
         if self.report.keep < 1:
             raise ArmdError(f"--keep {self.report.keep} must be at least 1")
         if not 0 <= o.ema < 1:
             raise ArmdError(f"--ema {o.ema} must be at least 0 and below 1")
+
+    def _check_orders(self) -> None:
+        """Raise for orders that the model cannot learn."""
+        c, n = self.curriculum, self.network
+        strided = c.sbp_steps and set(c.streams) != {1}
+        shares = c.p_random + c.p_masking + c.p_infill
+        if self.model in ("armd", "ar"):
+            if n.query == "shift" and (c.rho > 1 or strided or shares):
+                raise ArmdError(
+                    "query shift is autoregressive, left to right alone: add --rho 0 --sbp-steps 0"
+                )
+            if self.model == "ar" and n.query != "shift":
+                raise ArmdError(f"model ar has query shift; leave out --query {n.query}")
+        elif self.model == "xlnet":
+            if n.n_two_stream != n.n_layers:
+                raise ArmdError(
+                    "model xlnet carries both streams through every layer: add "
+                    f"--n-two-stream {n.n_layers}"
+                )
+        elif self.model == "sigma-gpt":
+            if strided or c.p_masking:
+                raise ArmdError(
+                    "model sigma-gpt writes one token at a time: leave out --sbp-steps, "
+                    "--streams and --p-masking"
+                )
+        elif c.rho or c.sbp_steps or shares:
+            raise ArmdError(
+                f"model {self.model} learns no orders: leave out --rho, --sbp-steps, --p-random, "
+                "--p-masking and --p-infill"
+            )
 
 
 def as_json(recipe: Recipe) -> str:
@@ -233,6 +269,6 @@ def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
         for f in dataclasses.fields(one):
             if getattr(one, f.name) != getattr(two, f.name):
                 yield f.name, getattr(one, f.name), getattr(two, f.name)
-    for name in ("seed", "start"):
+    for name in ("model", "seed", "start"):
         if getattr(a, name) != getattr(b, name):
             yield name, getattr(a, name), getattr(b, name)

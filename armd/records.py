@@ -64,6 +64,7 @@ class Records:
         stops = self.job.stop and self.job.template is None
         ended = text.ids[-1] == self.tokenizer.eos and text.steps[-1] is not None
         ids = text.ids[:-1] if stops and ended else text.ids
+        more = {} if text.calls is None else {"calls": text.calls}
         return {
             "index": request.index,
             "prompt": request.prompt,
@@ -71,6 +72,7 @@ class Records:
             "ids": text.ids,
             "steps": text.steps,
             "logp": [None if p is None else round(p, 6) for p in text.logp],
+            **more,
             "settings": self.settings,
         }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from . import native
 from .errors import ArmdError
 from .shapes import Bool, Float, Int, Tensor
 
@@ -59,6 +60,8 @@ def draw(
     """A token for each row, and its log-probability under the model itself (whatever the
     temperature). `uniform` holds one float64 number in [0, 1) a token. `seen` marks the tokens
     a row has already, `given` is a token that must be taken, or -1."""
+    if _natively(logits, sampling):
+        return _draw_natively(logits, uniform, sampling.temperature, given)
     # MPS knows no float64
     scores = (logits.cpu() if logits.device.type == "mps" else logits).double()
     uniform = uniform.to(scores.device)
@@ -75,6 +78,35 @@ def draw(
         token = given.to(token.device).where(given.to(token.device) >= 0, token)
     at_token = (scores - top).gather(-1, token[..., None]).squeeze(-1)
     return token.to(logits.device), (at_token - total.log()).to(logits.device)
+
+
+def _natively(logits: Tensor, sampling: Sampling) -> bool:
+    """Whether draw.c can do it: plain temperature sampling on a CPU, where full-length float64
+    temporaries would cost as much as a layer."""
+    plain = sampling == Sampling(temperature=sampling.temperature) and sampling.temperature > 0
+    return (
+        plain and logits.is_cpu and logits.dtype == torch.float32 and native.library() is not None
+    )
+
+
+def _draw_natively(
+    logits: Float[Tensor, "b m v"],
+    uniform: Float[Tensor, "b m"],
+    temperature: float,
+    given: Int[Tensor, "b m"] | None,
+) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
+    batch, m, vocabulary = logits.shape
+    logits, uniform = logits.contiguous(), uniform.double().contiguous()
+    given = None if given is None else given.contiguous()
+    token = torch.empty(batch, m, dtype=torch.long)
+    logp = torch.empty(batch, m, dtype=torch.float64)
+    failed = native.library().draw_rows(
+        *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
+        *(temperature, batch * m, vocabulary, token.data_ptr(), logp.data_ptr()),
+    )
+    if failed:
+        raise MemoryError("no memory to draw tokens")
+    return token, logp
 
 
 def invert(cumulative: Float[Tensor, "*b v"], uniform: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:

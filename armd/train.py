@@ -193,13 +193,13 @@ class Run:
             losses = heldout_losses(
                 self.trainer.model,
                 self.heldout,
-                kinds_for(self.recipe.network.query),
+                kinds_for(self.recipe),
                 group=self.group,
                 seed=self.recipe.seed,
             )
         self._record({"step": self.step, "heldout": losses})
         view.validated(self.step, losses)
-        return losses["left to right"]
+        return next(iter(losses.values()))
 
     def _record(self, figures: dict[str, Any]) -> None:
         if self.metrics:
@@ -222,7 +222,7 @@ class Run:
         self.checkpoints.save(facts, self.trainer.state(), self._export)
 
     def _export(self, checkpoint: Checkpoint) -> None:
-        config = self.recipe.network.config(self.dataset.vocab_size)
+        config = self.recipe.config(self.dataset.vocab_size)
         export(checkpoint, config, self.dataset.folder / "tokenizer", self.folder / EXPORT)
 
     def _sample(self, view: View) -> None:

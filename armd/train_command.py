@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .errors import ArmdError
-from .presets import PRESETS, preset
+from .presets import PRESETS, preset, with_model
 from .recipe import Recipe, read
 
 
@@ -18,7 +18,8 @@ def train_command(words: Sequence[str]) -> None:
 
 
 def parse(words: Sequence[str]) -> Recipe:
-    """The recipe that the words ask for: the preset's, changed by --config, then by each option."""
+    """The recipe that the words ask for: the preset's for the model, changed by --config, then by
+    each option."""
     import tyro
 
     words = list(words)
@@ -42,15 +43,24 @@ def parse(words: Sequence[str]) -> Recipe:
 
 
 def _with_file(base: Recipe, words: list[str]) -> tuple[Recipe, list[str]]:
-    """Take --config FILE, or --config=FILE, out of the words."""
+    """The base as the model and the file of --config change it, and the words without the file."""
+    model, _ = _taken(words, "--model", "the name of a model")
+    file, words = _taken(words, "--config", "a file, JSON or TOML")
+    if file is None:
+        return with_model(base, model or base.model), words
+    return read(file, with_model(base, model or read(file, base).model)), words
+
+
+def _taken(words: list[str], option: str, what: str) -> tuple[str | None, list[str]]:
+    """The value of an option, as OPTION VALUE or OPTION=VALUE, and the words without it."""
     for index, word in enumerate(words):
-        if word == "--config" and index + 1 < len(words):
-            return read(words[index + 1], base), words[:index] + words[index + 2 :]
-        if word.startswith("--config="):
-            return read(word.removeprefix("--config="), base), words[:index] + words[index + 1 :]
-        if word == "--config":
-            raise ArmdError("--config needs a file, JSON or TOML")
-    return base, words
+        if word == option and index + 1 < len(words):
+            return words[index + 1], words[:index] + words[index + 2 :]
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}="), words[:index] + words[index + 1 :]
+        if word == option:
+            raise ArmdError(f"{option} needs {what}")
+    return None, words
 
 
 def _explain(words: list[str]) -> None:

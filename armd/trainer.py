@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
 
+from .baselines import model_class
 from .checkpoint import Checkpoint
 from .curriculum import Stage, orders_of, seed_of, stage
 from .data.dataset import Split
 from .data.sampler import batch
 from .distributed import Group, gradients_shared, local, spread, unwrapped, whole
 from .errors import ArmdError
-from .modeling_armd import ArmdLM
 from .order import Order
 from .pretrained import model_folder
 from .recipe import Optimizer, Recipe
@@ -97,13 +98,13 @@ def build_optimizer(model: nn.Module, o: Optimizer, *, fused: bool) -> torch.opt
     return torch.optim.AdamW(groups, lr=o.learning_rate, betas=betas, eps=o.eps, fused=fused)
 
 
-def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> ArmdLM:
+def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTrainedModel:
     """The model before its first step, the same on every process."""
-    config = recipe.network.config(vocab_size)
     torch.manual_seed(seed_of(recipe.seed, "weights"))
-    model = ArmdLM(config)
+    kind = model_class(recipe.model)
+    model = kind(recipe.config(vocab_size))
     if recipe.start:
-        given = ArmdLM.from_pretrained(model_folder(recipe.start)).state_dict()
+        given = kind.from_pretrained(model_folder(recipe.start)).state_dict()
         try:
             model.load_state_dict(given)
         except RuntimeError:
@@ -115,7 +116,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> ArmdLM
     if recipe.machine.compile:
         for layer in model.layers:
             layer.compile()
-    return model.to(device).train()  # type: ignore[arg-type]
+    return model.to(device).train()
 
 
 class Trainer:

@@ -1,15 +1,18 @@
-"""Held-out loss of a model, in the orders that matter: left to right, random, strided."""
+"""Held-out loss of a model, in the orders that matter: left to right, random, strided; or, of one
+that knows no orders, its bound."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from .curriculum import Stage, orders_of
+from .baselines import knows_orders
+from .curriculum import Stage, orders_of, seed_of
 from .data.dataset import Split
 from .data.sampler import heldout_batches
 from .distributed import Group
 from .order import Order
+from .recipe import Recipe
 from .shapes import Bool, Int, Tensor
 
 KINDS = {
@@ -20,9 +23,15 @@ KINDS = {
 }
 
 
-def kinds_for(query: str) -> dict[str, Stage]:
-    """An autoregressive model knows one order alone."""
-    return {"left to right": KINDS["left to right"]} if query == "shift" else KINDS
+def kinds_for(recipe: Recipe) -> dict[str, Stage]:
+    """What the model can be asked; the first is what tells the best checkpoint."""
+    if not knows_orders(recipe.model):
+        return {"bound": KINDS["left to right"]}
+    if recipe.model == "sigma-gpt":
+        return {name: KINDS[name] for name in ("left to right", "random")}
+    if recipe.network.query == "shift":
+        return {"left to right": KINDS["left to right"]}
+    return KINDS
 
 
 def fixed_batches(
@@ -47,16 +56,19 @@ def heldout_losses(
     group: Group,
     seed: int,
 ) -> dict[str, float]:
-    """Nats per scored token for each kind of order; the batches are shared out over processes."""
+    """Nats per scored token for each kind of order; the batches are shared out over processes. A
+    bound is seen in draws that are the same each time."""
     was_training = model.training
     model.eval()
     losses = {}
     for name, kind in kinds.items():
         total = torch.zeros(2, dtype=torch.float64, device=group.device)
-        for tokens, scored, order in _shared(batches, kind, group, seed):
+        for first, tokens, scored, order in _shared(batches, kind, group, seed):
             labels = tokens.masked_fill(~scored, -100).to(group.device)
-            out = model(tokens.to(group.device), order=order, labels=labels)
-            total += torch.stack([out.loss.double(), out.loss.new_ones(()).double()]) * scored.sum()
+            with torch.random.fork_rng([group.device] if group.device.type == "cuda" else []):
+                torch.manual_seed(seed_of(seed, "heldout", first))
+                loss = model(tokens.to(group.device), order=order, labels=labels).loss.double()
+            total += torch.stack([loss, torch.ones_like(loss)]) * scored.sum()
         nll, count = group.sum(total).tolist()
         losses[name] = nll / max(count, 1.0)
     model.train(was_training)
@@ -65,9 +77,9 @@ def heldout_losses(
 
 def _shared(
     batches: list[tuple[Tensor, Tensor]], kind: Stage, group: Group, seed: int
-) -> Iterator[tuple[Tensor, Tensor, Order]]:
-    """This process's batches. A process that has none left repeats one, unscored, because sharded
-    weights are gathered by all processes together."""
+) -> Iterator[tuple[int, Tensor, Tensor, Order]]:
+    """This process's batches, each with the number of its first row. A process that has none left
+    repeats one, unscored, because sharded weights are gathered by all processes together."""
     starts = [0]
     for tokens, _ in batches:
         starts.append(starts[-1] + len(tokens))
@@ -77,4 +89,4 @@ def _shared(
         tokens, scored = batches[0 if spare else index]
         rows = range(starts[0 if spare else index], starts[0 if spare else index] + len(tokens))
         order = orders_of(kind, seed=seed, step=-1, rows=rows, scored=scored)
-        yield tokens, torch.zeros_like(scored) if spare else scored, order
+        yield rows.start, tokens, torch.zeros_like(scored) if spare else scored, order

@@ -14,6 +14,7 @@ from .requests import Request, batches, canvas_of
 from .writing_job import Writing, check, opened, requested, sampling_of
 
 if TYPE_CHECKING:
+    from .baselines.baseline import Baseline
     from .data.tokenizer import TextTokenizer
     from .modeling_armd import ArmdLM
     from .sampling import Sampling
@@ -29,6 +30,8 @@ class Written:
     ids: list[int]
     steps: list[int | None]
     logp: list[float | None]
+    calls: int | None = None
+    """Of a diffusion rival, which says neither of the two: model calls of the text's batch."""
 
     @property
     def drawn(self) -> int:
@@ -81,7 +84,7 @@ def matched(
 
 def write(
     job: Writing,
-    model: ArmdLM,
+    model: ArmdLM | Baseline,
     tokenizer: TextTokenizer,
     sampling: Sampling,
     requests: Sequence[Request],
@@ -90,9 +93,12 @@ def write(
     """One batch, and the model calls it took. `watch` sees tokens and steps after each call."""
     import torch
 
+    from .baselines.baseline import Baseline
     from .generation import fill
     from .seeds import seeded
 
+    if isinstance(model, Baseline):
+        return diffused(job, model, tokenizer, sampling, requests)
     canvas = canvas_of(requests, order=job.order, streams=job.streams, seed=job.seed)
     eos = tokenizer.eos if job.stop and job.template is None else None
     generators = [seeded(job.seed, request.index) for request in requests]
@@ -109,6 +115,31 @@ def write(
             watch(text[0, :-1].tolist(), when[0, :-1].tolist(), canvas.steps)
     rows = zip(text[:, :-1].tolist(), when.tolist(), logp.tolist(), strict=True)
     return [finished(*row, eos) for row in rows], calls
+
+
+def diffused(
+    job: Writing,
+    model: Baseline,
+    tokenizer: TextTokenizer,
+    sampling: Sampling,
+    requests: Sequence[Request],
+) -> tuple[list[Written], int]:
+    """The same from a rival that writes all tokens of a batch together."""
+    from .seeds import seeded
+
+    length = len(requests[0].tokens)
+    drawn = model.sample(
+        batch=len(requests),
+        length=length,
+        steps=job.steps or length,
+        temperature=sampling.temperature,
+        generator=seeded(job.seed, requests[0].index),
+    )
+    eos, texts = tokenizer.eos if job.stop else None, []
+    for ids in drawn.tokens.tolist():
+        end = ids.index(eos) + 1 if eos in ids else length
+        texts.append(Written(ids[:end], [0] * end, [None] * end, drawn.calls))
+    return texts, drawn.calls
 
 
 def finished(ids: list[int], when: list[int], logp: list[float], eos: int | None) -> Written:
@@ -170,6 +201,7 @@ def told(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[s
         "length": length,
         "streams": job.streams,
         "order": job.order,
+        "steps": job.steps,
         **asdict(sampling),
         "match_entropy": job.match_entropy,
         "seed": job.seed,

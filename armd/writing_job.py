@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from .baselines import knows_orders, name_of
 from .errors import ArmdError
 from .requests import Request, from_prompts, from_template, read_prompts
 
 if TYPE_CHECKING:
     from .data.tokenizer import TextTokenizer
-    from .modeling_armd import ArmdLM
     from .sampling import Sampling
 
 
@@ -37,6 +37,8 @@ class Writing:
     """Texts to write for each prompt."""
     streams: int = 1
     """Runs written side by side: so many tokens a model call."""
+    steps: int | None = None
+    """Of a diffusion rival: the model calls it may take; one for each token if not given."""
     order: str = "left-to-right"
     """left-to-right, random (one token a call, anywhere) or masking:T (diffusion in T steps)."""
     temperature: float = 1.0
@@ -88,7 +90,7 @@ def check(job: Writing) -> None:
     """What can be told to be wrong before the model is there."""
     if sum(given is not None for given in (job.prompt, job.prompts, job.template)) > 1:
         raise ArmdError("give one of --prompt, --prompts and --template, not more")
-    for name in ("count", "batch", "length", "threads"):
+    for name in ("count", "batch", "length", "steps", "threads"):
         value = getattr(job, name)
         if value is not None and value < 1:
             raise ArmdError(f"--{name} {value} must be at least 1")
@@ -101,8 +103,8 @@ def check(job: Writing) -> None:
             raise ArmdError(f"{file} is a folder; name a file to write to")
 
 
-def opened(job: Writing) -> tuple[ArmdLM, TextTokenizer]:
-    """The model, with the weights asked for, and its tokenizer."""
+def opened(job: Writing) -> tuple[Any, TextTokenizer]:
+    """The model (an ArmdLM, or a Baseline), with the weights asked for, and its tokenizer."""
     import torch
 
     from .pretrained import load_model, load_tokenizer
@@ -112,7 +114,9 @@ def opened(job: Writing) -> tuple[ArmdLM, TextTokenizer]:
         torch.set_num_threads(job.threads)
     model = load_model(job.model, device=device_here(job.device))
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
-    if job.weights == "plain":
+    diffuses = not knows_orders(name_of(model.config))
+    check_diffusion(job, name_of(model.config) if diffuses else None)
+    if job.weights == "plain" or diffuses:
         return model, tokenizer
     try:
         from .fast import pack  # type: ignore[import-not-found]
@@ -123,7 +127,35 @@ def opened(job: Writing) -> tuple[ArmdLM, TextTokenizer]:
     return pack(model, weights=job.weights), tokenizer
 
 
-def requested(job: Writing, model: ArmdLM, tokenizer: TextTokenizer) -> list[Request]:
+def check_diffusion(job: Writing, name: str | None) -> None:
+    """What a diffusion rival, of that name, cannot do, and what only such a one can."""
+    if name is None:
+        if job.steps is not None:
+            raise ArmdError(
+                "--steps is for diffusion rivals; this model takes --streams, or --order masking:T"
+            )
+        return
+    for option, wrong in (
+        ("--prompt", job.prompt),
+        ("--prompts", job.prompts),
+        ("--template", job.template),
+        ("--streams", job.streams != 1),
+        ("--order", job.order != "left-to-right"),
+        ("--top-k", job.top_k),
+        ("--top-p", job.top_p),
+        ("--min-p", job.min_p),
+        ("--repetition-penalty", job.repetition_penalty != 1),
+        ("--weights int8", job.weights == "int8"),
+        ("--show", job.show),
+    ):
+        if wrong:
+            raise ArmdError(
+                f"{name} writes whole texts from nothing; leave out {option}, and use --steps, "
+                "--temperature, --length and --count"
+            )
+
+
+def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Request]:
     def encode(text: str) -> list[int]:
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import armd
-import armd.configuration_armd  # before the hook, which takes transformers' configs for dataclasses
+
+# before the hook, which takes transformers' configs for dataclasses
+import armd.baselines.configuration
+import armd.configuration_armd
 
 # all but armd.data, which has files in its signatures, not tensors; gzip's are no typing.IO
 PARTS = [path.stem for path in Path(armd.__file__).parent.iterdir()]

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import armd
-from armd import fast
+from armd import fast, native
 from armd.errors import ArmdError
 
-pytestmark = pytest.mark.skipif(fast.product() is None, reason="no C compiler here")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,6 +48,17 @@ def test_cached_equals_full_with_fast_weights(weights: str, streams: int) -> Non
     with torch.no_grad():
         full = armd.log_likelihood(model, text, order).double()
     torch.testing.assert_close(logp.gather(1, order.position[None]), full, rtol=0, atol=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(depth=st.integers(1, 70), int8=st.booleans())
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(depth: int, int8: bool) -> None:
+    g = torch.Generator().manual_seed(depth)
+    linear = fast.SkinnyLinear(torch.randn(50, depth, generator=g), int8=int8)
+    x = torch.randn(150, depth, generator=g)
+    together = linear(x)
+    for start, count in ((0, 1), (3, 2), (7, 3), (20, 4), (40, 5), (60, 6), (50, 13), (30, 70)):
+        assert torch.equal(linear(x[start : start + count]), together[start : start + count])
 
 
 def test_packing_leaves_the_model_as_it_was() -> None:

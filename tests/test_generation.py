@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from small import case_of
 
 import armd
-from armd.cache import advance, make_cache
+from armd.cache import make_cache
+from armd.passes import advance
 from armd.seeds import seeded
 
 

@@ -40,7 +40,7 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
     saved: tuple[armd.ArmdLM, Path],
 ) -> None:
     files = {path.name for path in saved[1].iterdir()}
-    code = ["configuration_armd", "errors", "fused", "head", "layers"]
+    code = ["configuration_armd", "errors", "fused", "head", "layers", "loading"]
     code += ["modeling_armd", "order", "prefix", "shapes"]
     assert files == {"config.json", "model.safetensors", *(f"{name}.py" for name in code)}
 

@@ -38,13 +38,19 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(warm, repeats + 1):
         for name, run in sides.items():
-            wait(device)
-            start = time.perf_counter()
-            run()
-            wait(device)
+            taken = timed(run, device)
             if turn:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(taken)
     return {name: Times(tuple(values)) for name, values in seconds.items()}
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that `work` takes."""
+    wait(device)
+    start = time.perf_counter()
+    work()
+    wait(device)
+    return time.perf_counter() - start
 
 
 def wait(device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """`armd bench decode`: how fast is text written, against GPT-2 and masked diffusion?"""
 
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,17 +20,35 @@ class Row:
     calls: int
     """Passes of the model."""
     seconds: float
+    """Of the whole text; the best repetition, and the median of all."""
     median: float
     tokens_per_second: float
     ratio: float
     """Tokens/s over those of ARMD with one stream."""
     median_ratio: float
     bandwidth_share: float | None
-    """Bytes of weights and cache a pass must read, over the measured memory bandwidth."""
+    """Bytes of weights and cache a pass must read, over the measured memory bandwidth: of the best,
+    and of the medians."""
+    median_share: float | None
     memory: int | None
     """Bytes on top of the weights."""
     measured: str
-    """Whole texts, or how many passes the figure was scaled up from."""
+    """Whole texts, or what the figure was scaled up from."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A way to write, and how to time it."""
+
+    run: Callable[[], float]
+    """Seconds of some of the calls, or of all."""
+    calls: int
+    scale: float
+    """Seconds of `run` times this are those of all calls."""
+    bytes_a_call: float | None
+    measured: str
+    peak: Callable[[], object]
+    """What to run to see how much memory it takes."""
 
 
 def bench_decode(
@@ -38,7 +57,8 @@ def bench_decode(
     batches: Annotated[str, tyro.conf.arg(help="texts at once, as 1,16")] = "1",
     streams: tuple[int, ...] = (1, 2, 4, 8, 16),
     weights: tuple[str, ...] = ("fp32", "int8"),
-    repeats: int = 2,
+    repeats: int = 5,
+    passes: int = 8,
     vocabulary: int = 50257,
     rivals: bool = True,
     threads: int | None = None,
@@ -46,38 +66,33 @@ def bench_decode(
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> None:
     """Time ARMD with 1, 2, 4 ... streams, the same without its cache, GPT2LMHeadModel.generate with
-    its cache, and a masked-diffusion sampler of the same trunk, interleaved in one process."""
+    its cache, and a masked-diffusion sampler of the same trunk, interleaved in one process.
+
+    Of ARMD and GPT-2 `passes` calls are timed at each of five depths of the text, evenly spread
+    (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts."""
     import torch
 
     from ..memory import keep_freed_memory
-    from .clock import read_bandwidth
 
     if threads:
         torch.set_num_threads(threads)
     keep_freed_memory()
     where = torch.device(device)
-    bandwidth = read_bandwidth(where)
-    print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
-    rows = []
+    rows, bandwidths = [], []
     for batch in map(int, batches.split(",")):
-        sides = build(size, length, batch, streams, weights, vocabulary, where, rivals=rivals)
-        rows += measure(sides, length, batch, repeats=repeats, bandwidth=bandwidth, device=where)
-        show([row for row in rows if row.batch == batch])
+        sides = build(
+            size, length, batch, streams, weights, vocabulary, where, rivals=rivals, passes=passes
+        )
+        found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where)
+        print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
+        show(found)
+        rows += found
+        bandwidths.append(bandwidth)
     if json_file:
-        settings = {"size": size, "length": length, "repeats": repeats, "device": device}
-        settings |= {"threads": torch.get_num_threads(), "bandwidth": bandwidth}
+        settings = {"size": size, "length": length, "repeats": repeats, "passes": passes}
+        settings |= {"device": device, "threads": torch.get_num_threads(), "bandwidth": bandwidths}
         content = {"settings": settings, "rows": [asdict(row) for row in rows]}
         json_file.write_text(json.dumps(content, indent=1))
-
-
-@dataclass(frozen=True)
-class Side:
-    run: Callable[[], object]
-    calls: int
-    scale: float
-    """Seconds of `run` times this are those of all calls."""
-    bytes_a_call: float | None
-    measured: str
 
 
 def build(
@@ -90,79 +105,80 @@ def build(
     device: Any,
     *,
     rivals: bool,
+    passes: int,
 ) -> dict[str, Side]:
     import torch
 
+    from ..cache import make_cache
     from ..configuration_armd import ArmdConfig
+    from ..fast import pack
     from ..modeling_armd import ArmdLM
+    from .ours import our_side
     from .rivals import cacheless_side, diffusion_sides, gpt2_side
 
     config = ArmdConfig.named(size, vocab_size=vocabulary, max_length=length)
     model = ArmdLM(config).to(device).eval()
-    prompt = torch.zeros(batch, 0, dtype=torch.long)
+    with torch.no_grad():
+        cache = make_cache(model, batch=batch, length=length)
     sides = {}
     for kind in weights:
+        packed = pack(model, kind)
         for count in streams:
             if kind == weights[0] or count in (1, 4):
-                sides[f"ARMD S={count} {kind}"] = _ours(model, prompt, length, count, kind)
+                side = our_side(packed, cache, count, passes=passes, int8=kind == "int8")
+                sides[f"ARMD S={count} {kind}"] = side
     if rivals:
         sides["ARMD S=1, no cache"] = cacheless_side(model, batch, length)
-        sides["GPT2LMHeadModel"] = gpt2_side(config, batch, length, device)
+        sides["GPT2LMHeadModel"] = gpt2_side(config, batch, length, device, passes=passes)
         sides |= diffusion_sides(config, batch, length, device)
     return sides
 
 
-def _ours(model: Any, prompt: Any, length: int, streams: int, weights: str) -> Side:
-    from ..fast import pack
-    from ..generation import generate
-
-    batch = len(prompt)
-    fast = pack(model, weights)
-    calls = streams + -(-length // streams) - 1
-    numbers = sum(p.numel() for p in model.parameters())
-    cache = 2 * model.config.n_layers * batch * (length / 2) * model.config.d_model * 4
-    return Side(
-        run=lambda: generate(fast, length=length, prompt=prompt, streams=streams),
-        calls=calls,
-        scale=1.0,
-        bytes_a_call=numbers * (1 if weights == "int8" else 4) + cache,
-        measured="whole",
-    )
-
-
 def measure(
-    sides: dict[str, Side], length: int, batch: int, *, repeats: int, bandwidth: float, device: Any
-) -> list[Row]:
-    from .clock import interleave, peak_memory
+    sides: dict[str, Side], length: int, batch: int, *, repeats: int, device: Any
+) -> tuple[list[Row], float]:
+    """All sides and memory itself in turn, `repeats` times, after a turn that warms up and sees how
+    much memory each takes. The rows, and bytes/s of the best reading."""
+    import torch
 
-    memory = {name: peak_memory(side.run, device) for name, side in sides.items()}
-    runs = {name: side.run for name, side in sides.items()}
-    times = interleave(runs, repeats=repeats, device=device, warm=True)
-    first = next(iter(sides))
-    base, base_median = times[first].best, times[first].median
+    from .clock import peak_memory, timed
+
+    memory = {name: peak_memory(side.peak, device) for name, side in sides.items()}
+    data = torch.ones(96 * 2**20, device=device)
+    reads: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(repeats + 1):
+        for name, side in sides.items():
+            read = timed(data.sum, device)
+            seconds = side.run()
+            if turn:  # the first warms up
+                reads.append(read)
+                times[name].append(seconds * side.scale)
+    bandwidths = [data.numel() * data.element_size() / read for read in reads]
+    best, usual = max(bandwidths), statistics.median(bandwidths)
+    base = times[next(iter(sides))]
     rows = []
     for name, side in sides.items():
-        best, median = times[name].best * side.scale, times[name].median * side.scale
-        share = None
-        if side.bytes_a_call is not None:
-            share = side.bytes_a_call * side.calls / best / bandwidth
+        fastest, median = min(times[name]), statistics.median(times[name])
+        needed = None if side.bytes_a_call is None else side.bytes_a_call * side.calls
         rows.append(
             Row(
                 way=name,
                 batch=batch,
                 length=length,
                 calls=side.calls,
-                seconds=best,
+                seconds=fastest,
                 median=median,
-                tokens_per_second=batch * length / best,
-                ratio=base / best,
-                median_ratio=base_median / median,
-                bandwidth_share=share,
+                tokens_per_second=batch * length / fastest,
+                ratio=min(base) / fastest,
+                median_ratio=statistics.median(base) / median,
+                bandwidth_share=None if needed is None else needed / fastest / best,
+                median_share=None if needed is None else needed / median / usual,
                 memory=memory[name],
                 measured=side.measured,
             )
         )
-    return rows
+    return rows, best
 
 
 def show(rows: list[Row]) -> None:
@@ -170,10 +186,11 @@ def show(rows: list[Row]) -> None:
     from rich.table import Table
 
     table = Table(title=f"{rows[0].batch} x {rows[0].length} tokens", box=None)
-    columns = ("way", "calls", "s", "tok/s", "x S=1", "median", "bandw.", "MiB", "measured")
-    for column in columns:
+    columns = ("way", "calls", "s", "tok/s", "x S=1", "median", "bandw.", "median", "MiB")
+    for column in (*columns, "measured"):
         table.add_column(column, justify="left" if column in ("way", "measured") else "right")
     for row in rows:
+        shares = (row.bandwidth_share, row.median_share)
         table.add_row(
             row.way,
             str(row.calls),
@@ -181,7 +198,7 @@ def show(rows: list[Row]) -> None:
             f"{row.tokens_per_second:.1f}",
             f"{row.ratio:.2f}",
             f"{row.median_ratio:.2f}",
-            "-" if row.bandwidth_share is None else f"{row.bandwidth_share:.0%}",
+            *("-" if share is None else f"{share:.0%}" for share in shares),
             "-" if row.memory is None else f"{row.memory / 2**20:.0f}",
             row.measured,
         )

@@ -53,7 +53,7 @@ def eval_infill(
     from .models import load
 
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
-    if loaded.kind != "armd" or loaded.model.config.query == "shift":
+    if loaded.kind != "armd" or not loaded.model.any_order:
         raise ArmdError(f"{model} knows one order only; infilling needs an ARMD model")
     length = window or min(1024, loaded.model.config.max_length)
     if length < 2:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
-from ..pretrained import TOKENIZER_FILES, find_device, model_folder
+from ..pretrained import OURS, TOKENIZER_FILES, find_device, model_folder, saved_kind
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,8 @@ class Loaded:
 
     name: str
     kind: str
-    """armd, or the model_type of a causal LM."""
+    """armd (a model that knows orders), armd-baseline (a rival that only bounds its likelihood), or
+    the model_type of a causal LM."""
     model: Any
     tokenizer: TextTokenizer
     precision: str
@@ -53,20 +54,24 @@ class Loaded:
     def config(self) -> str:
         """Its shape in words, and how it was trained where a run says so."""
         config = self.model.config
-        if self.kind == "armd":
-            layers = f"{config.n_layers} layers, {config.n_two_stream} of two streams"
-            width = config.d_model
+        if self.kind in OURS:
+            layers, width = f"{config.n_layers} layers", config.d_model
+            if self.kind == "armd" and config.query != "shift":
+                layers += f", {config.n_two_stream} of two streams"
         else:
             layers = f"{getattr(config, 'num_hidden_layers', '?')} layers"
             width = getattr(config, "hidden_size", "?")
-        words = f"{self.kind}, {layers}, width {width}, {self.parameters:,} weights"
+        kind = f"{config.model} ({self.kind})" if self.kind == "armd-baseline" else self.kind
+        words = f"{kind}, {layers}, width {width}, {self.parameters:,} weights"
         return words + trained(Path(self.name))
 
     def scorer(self) -> Scorer:
-        from .scorer import ArmdScorer, CausalScorer
+        from .scorer import ArmdScorer, BaselineScorer, CausalScorer
 
         if self.kind == "armd":
             return ArmdScorer(self.model)
+        if self.kind == "armd-baseline":
+            return BaselineScorer(self.model)
         return CausalScorer(self.model, self.bos)
 
 
@@ -88,12 +93,12 @@ def load(
     if dtype is None:
         raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
     folder = model_folder(name) if Path(name).exists() else None  # else a name of the hub
-    kind = json.loads((folder / "config.json").read_text())["model_type"] if folder else "hub"
-    if kind == "armd":
-        from ..modeling_armd import ArmdLM
-
-        model: Any = ArmdLM.from_pretrained(folder, dtype=dtype)
+    kind, model_name = saved_kind(folder) if folder else ("hub", "")
+    if kind in OURS:
+        model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
         if precision == "int8":
+            if not knows_orders(model_name):
+                raise ArmdError(f"int8 weights are not for {model_name}; use float32")
             from ..fast import pack
 
             model = pack(model, "int8")
@@ -104,7 +109,7 @@ def load(
     found = model_tokenizer(str(folder or name), tokenizer)
     loaded = Loaded(
         name,
-        model.config.model_type,
+        "armd" if knows_orders(model_name) else model.config.model_type,
         model.eval().to(find_device(device)),
         found,
         precision,

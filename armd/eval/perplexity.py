@@ -35,7 +35,8 @@ class Scoring:
     steps: int = 1024
     """Steps of a masking process."""
     draws: int = 1
-    """Orders drawn for each window, where the order is random; more give a standard error."""
+    """Orders drawn for each window, where the order is random, or draws of a rival's bound; more
+    give a standard error."""
     seed: int = 0
     batch: int = 8
     """Windows scored at a time."""
@@ -83,15 +84,14 @@ def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: i
         here, mask = tokens.to(place), scored.to(place)
         totals = torch.stack(
             [
-                scorer.log_probs(here, draw_orders(windows, scoring, draw), skip)
-                .double()
-                .masked_fill(~mask, 0.0)
-                .sum(1)
-                for draw in range(drawn(scoring))
+                row_totals(scorer, here, mask, windows, scoring, skip=skip, draw=draw)
+                for draw in range(drawn(scoring, scorer.bound))
             ]
         )
     totals, draws = totals.cpu(), len(totals)
-    spread = totals.var(0).sum().item() / draws if draws > 1 else 0.0
+    # rows of a bound may share their draw of the noise, so they vary together
+    each = totals.sum(1, keepdim=True) if scorer.bound else totals
+    spread = each.var(0).sum().item() / draws if draws > 1 else 0.0
     tight = totals.logsumexp(0) - log(draws)
     return Sums(
         -totals.mean(0).sum().item(),
@@ -102,9 +102,29 @@ def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: i
     )
 
 
-def drawn(scoring: Scoring) -> int:
-    """How many orders a window is scored in: a fixed order needs but one."""
-    return scoring.draws if scoring.order in ("random", "masking") else 1
+def row_totals(
+    scorer: Scorer,
+    tokens: Any,
+    scored: Any,
+    windows: list[Window],
+    scoring: Scoring,
+    *,
+    skip: int,
+    draw: int,
+) -> Any:
+    """log p of each window's scored tokens, in one draw of the order, or of a rival's noise."""
+    from .scorer import BaselineScorer
+
+    if isinstance(scorer, BaselineScorer):
+        source = generator(scoring.seed, windows[0].index, draw)
+        return scorer.row_log_probs(tokens, scored, source)
+    log_p = scorer.log_probs(tokens, draw_orders(windows, scoring, draw), skip)
+    return log_p.double().masked_fill(~scored, 0.0).sum(1)
+
+
+def drawn(scoring: Scoring, bound: bool = False) -> int:
+    """How many orders a window is scored in, or draws of a bound: a fixed order needs but one."""
+    return scoring.draws if bound or scoring.order in ("random", "masking") else 1
 
 
 def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
@@ -173,11 +193,14 @@ def perplexity(
             f"{corpus.name} ({corpus.source}) has {tally.tokens} tokens, fewer than a window of "
             f"{window}; lower --window, or use --protocol exact, which scores every token"
         )
+    figures = averages(sums, tally, drawn(scoring, scorer.bound))
+    if scorer.bound:  # a draw of its bound is no log-probability: their mean is all there is
+        figures.pop("perplexity_log_mean_exp", None)
     return {
         "data": corpus.name,
         "split": corpus.split,
         "source": corpus.source,
-        **averages(sums, tally, drawn(scoring)),
+        **figures,
         "rows": tally.rows,
         "windows": sums.windows,
         "tokens_scored": sums.counted,
@@ -242,6 +265,8 @@ def check(scorer: Scorer, protocol: Protocol, scoring: Scoring, window: int) -> 
         raise ArmdError(
             f"a window of {window} passes the model's {scorer.max_length} tokens; lower --window"
         )
+    if scoring.order != "left-to-right" and scorer.bound:
+        raise ArmdError("this model has its own noise and no orders; leave out --order")
     if scoring.order != "left-to-right" and not scorer.any_order:
         raise ArmdError("this model is autoregressive; score it with --order left-to-right")
     for name in ("draws", "batch", "streams", "steps"):

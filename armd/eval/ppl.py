@@ -56,7 +56,8 @@ def eval_ppl(
     made = []
     with joined() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
-        length = window or min(1024, loaded.scorer().max_length)
+        scorer = loaded.scorer()
+        length = window or min(1024, scorer.max_length)
         for corpus in corpora:
             settings = settings_of(loaded, corpus, protocol, length, scoring)
             same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
@@ -69,7 +70,7 @@ def eval_ppl(
                     write_results(json, "ppl", done)
             made.append(result)
         if ranks.first:
-            print(shown(made, chosen, scoring, length))
+            print(shown(made, chosen, scoring, length, scorer.bound))
     return made
 
 
@@ -84,7 +85,7 @@ def settings_of(
         "precision": loaded.precision,
         "protocol": protocol,
         "window": window,
-        **used(scoring),
+        **used(scoring, loaded.scorer().bound),
         "text": corpus.fingerprint,
     }
 
@@ -100,26 +101,29 @@ def evaluated(
     return {**figures, "config": loaded.config, "parameters": loaded.parameters, **stamp()}
 
 
-def used(scoring: Scoring) -> dict[str, Any]:
+def used(scoring: Scoring, bound: bool) -> dict[str, Any]:
     """The settings that the result depends on."""
     settings = asdict(scoring)
     del settings["batch"]
     needs = {
         "streams": scoring.order == "strided",
         "steps": scoring.order == "masking",
-        "draws": drawn(scoring) > 1 or scoring.order in ("random", "masking"),
-        "seed": scoring.order in ("random", "masking"),
+        "order": not bound,
+        "draws": bound or scoring.order in ("random", "masking"),
+        "seed": bound or scoring.order in ("random", "masking"),
     }
     return {name: value for name, value in settings.items() if needs.get(name, True)}
 
 
-def shown(results: list[dict[str, Any]], protocol: Protocol, scoring: Scoring, window: int) -> str:
+def shown(
+    results: list[dict[str, Any]], protocol: Protocol, scoring: Scoring, window: int, bound: bool
+) -> str:
     header = ["data", "split", "ppl", "nats/token", "bits/byte", "rows", "windows", "scored"]
     header += ["dropped", "tokens/s"]
     rows = []
     for result in results:
         mark = "<=" if result["bound"] else ""
-        rate = result["tokens_scored"] * drawn(scoring) / max(result["seconds"], 1e-9)
+        rate = result["tokens_scored"] * drawn(scoring, bound) / max(result["seconds"], 1e-9)
         rows.append(
             [
                 result["data"],
@@ -131,13 +135,15 @@ def shown(results: list[dict[str, Any]], protocol: Protocol, scoring: Scoring, w
                 f"{rate:,.0f}",
             ]
         )
-    lines = [table(header, rows), described(protocol, window, results[0]), order_line(scoring)]
+    lines = [table(header, rows), described(protocol, window, results[0])]
+    lines.append(order_line(scoring, bound))
     for result in results:
         if "nats_standard_error" in result:
+            tight = result.get("perplexity_log_mean_exp")
             lines.append(
-                f"{result['data']}: {drawn(scoring)} draws, standard error of the perplexity "
-                f"{result['perplexity_standard_error']:.3f}, by log-mean-exp "
-                f"<={result['perplexity_log_mean_exp']:.3f}"
+                f"{result['data']}: {drawn(scoring, bound)} draws, standard error of the "
+                f"perplexity {result['perplexity_standard_error']:.3f}"
+                + (f", by log-mean-exp <={tight:.3f}" if tight else "")
             )
     return "\n".join(lines)
 
@@ -156,14 +162,16 @@ def described(protocol: Protocol, window: int, result: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def order_line(scoring: Scoring) -> str:
-    settings = {k: v for k, v in used(scoring).items() if k not in ("order", "limit")}
+def order_line(scoring: Scoring, bound: bool) -> str:
+    settings = {k: v for k, v in used(scoring, bound).items() if k not in ("order", "limit")}
     words = ", ".join(f"{name} {value}" for name, value in settings.items())
+    limit = f"; only the first {scoring.limit} windows" if scoring.limit else ""
+    if bound:
+        return f"the model's own bound ({words}): the mean over draws of its noise{limit}"
     meaning = {
         "left-to-right": "exact log-likelihood",
         "strided": "exact log-likelihood of this block order",
         "random": "a bound: the mean over random orders of the exact log-likelihood of each",
         "masking": "a bound: the mean over draws of the masking process",
     }[scoring.order]
-    limit = f"; only the first {scoring.limit} windows" if scoring.limit else ""
     return f"order {scoring.order}{f' ({words})' if words else ''}: {meaning}{limit}"

@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..baselines.baseline import Baseline
 from ..errors import ArmdError
 from ..head import target_log_probs
 from ..likelihood import log_likelihood
 from ..modeling_armd import ArmdLM
 from ..order import Order, left_to_right
-from ..shapes import Float, Int, Tensor
+from ..shapes import Bool, Float, Int, Tensor
 
 FEW, MANY = 32, 512
 
@@ -80,13 +81,48 @@ class ArmdScorer:
 
     @property
     def any_order(self) -> bool:
-        return self.model.config.query != "shift"
+        return self.model.any_order
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         order = left_to_right(tokens.shape[1]) if order is None else order
         found = log_likelihood(self.model, tokens, order)
         inverse = order.rows(len(tokens)).to(tokens.device).inverse()
         return found.gather(1, inverse.expand(found.shape))
+
+
+@dataclass(frozen=True)
+class BaselineScorer:
+    """A rival that bounds the likelihood of a whole row, in draws of its noise."""
+
+    model: Baseline
+    any_order = False
+    bound = True
+    from_nothing = True
+    scores_first = True
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self.model.config.max_length
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
+        raise ArmdError(
+            f"{self.model.config.model} only bounds the likelihood of whole texts; "
+            "score it with armd eval ppl"
+        )
+
+    def row_log_probs(
+        self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"], generator: torch.Generator
+    ) -> Float[Tensor, "b"]:
+        """One draw of the bound on log p of each row's scored tokens."""
+        return -self.model.nll(tokens, scored, generator).double()
 
 
 @dataclass(frozen=True)

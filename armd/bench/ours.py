@@ -1,0 +1,88 @@
+"""Timing our own decoding at any depth of a text, without writing all that comes before it."""
+
+from dataclasses import replace
+
+import torch
+
+from ..cache import Cache, Mark, empty_mark, make_cache
+from ..canvas import from_prompts
+from ..filling import Filling
+from ..generation import generate
+from ..modeling_armd import ArmdLM
+from ..passes import advance_together
+from ..sampling import Sampling
+from .clock import timed
+from .decode import Side
+
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Shares of the text at which calls are timed."""
+
+
+def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bool) -> Side:
+    """`streams` streams that write texts as long as the cache; what stands in the cache does not
+    matter for the time. `passes` calls at each depth, or all of them for 0."""
+    batch, length = len(cache.keys[0]), cache.spare - 1
+    calls = streams + -(-length // streams) - 1
+    prompt = torch.zeros(batch, 0, dtype=torch.long)
+    each = max(1, min(passes if batch * streams <= 16 else passes // 4, (calls - streams) // 5))
+
+    def whole() -> float:
+        options = {"length": length, "prompt": prompt, "streams": streams}
+        return timed(lambda: generate(model, **options), model.device)
+
+    @torch.no_grad()
+    def parts() -> float:
+        filling, seconds = _start(model, prompt, streams, cache), 0.0
+        for share in DEPTHS:
+            go_to(filling, streams + round(share * (calls - streams - each)))
+            seconds += timed(lambda: _write(model, filling, each), model.device)
+        return seconds
+
+    @torch.no_grad()
+    def peak() -> None:
+        own = make_cache(model, batch=batch, length=length)
+        filling = _start(model, prompt, streams, own)
+        go_to(filling, calls - 1)
+        _write(model, filling, 1)
+
+    return Side(
+        run=parts if passes else whole,
+        calls=calls,
+        scale=calls / (each * len(DEPTHS)) if passes else 1.0,
+        bytes_a_call=_weights(model, int8=int8) + _cache(model, batch, length),
+        measured=f"{each * len(DEPTHS)} calls" if passes else "whole",
+        peak=peak,
+    )
+
+
+def go_to(filling: Filling, step: int) -> None:
+    """Put a filling where it would be before call `step`, with nothing real in its cache."""
+    ends = filling.canvas.ends
+    filling.index, filling.place = step, filling.canvas.slots(step)
+    state = empty_mark(filling.model, len(ends)).state
+    filling.cache.rewind(Mark(int(ends[0, step - 1]) + 1, int(ends[0, step]), state))
+
+
+def _start(model: ArmdLM, prompt: torch.Tensor, streams: int, cache: Cache) -> Filling:
+    canvas = from_prompts(prompt, length=cache.spare - 1, streams=streams)
+    return Filling(model, canvas, sampling=Sampling(), cache=replace(cache))
+
+
+def _write(model: ArmdLM, filling: Filling, steps: int) -> None:
+    for _ in range(steps):
+        (rows,) = advance_together(model, [filling.part()])
+        filling.take(model.logits(filling.asked(rows)))
+
+
+def _weights(model: ArmdLM, *, int8: bool) -> float:
+    """Bytes of the weights that a call must read."""
+    config = model.config
+    layer = 4 * config.d_model**2 + 3 * config.d_model * config.d_ff
+    numbers = config.vocab_size * config.d_model + config.n_layers * layer
+    return numbers * (1 if int8 else 4)
+
+
+def _cache(model: ArmdLM, batch: int, length: int) -> float:
+    """Bytes of the cache that a call must read, on average over the text."""
+    config = model.config
+    return 2 * config.n_layers * batch * (length / 2) * config.d_model * 4

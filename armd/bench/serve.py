@@ -1,0 +1,193 @@
+"""`armd bench serve`: what do many clients get against one; what does the server itself cost?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from ..serve.service import Service
+
+SIZES = {"demo": ("tiny", 4096, 128), "small": ("small", 50257, 1024)}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One model, random weights."""
+
+    size: str
+    tokens: int
+    """New tokens of a text."""
+    clients: int
+    alone: float
+    """Tokens/s of one client."""
+    together: float
+    """Tokens/s of all clients."""
+    ratio: float
+    library: float
+    """Tokens/s of armd.generate, called in a loop without any server."""
+    own_cost: float
+    """Share of one client's time that is not the library's."""
+    first_token_calls: float
+    """Time to the first token at low load, in model calls."""
+    first_token: float
+    """The same in seconds."""
+
+
+def bench_serve(
+    sizes: Annotated[str, tyro.conf.arg(help="demo, small or both, as demo,small")] = "demo,small",
+    clients: int = 8,
+    tokens: int = 64,
+    repeats: int = 3,
+    threads: int | None = None,
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+) -> None:
+    """Time one client, many together, and the bare library, interleaved. The clients are another
+    process; weights are random."""
+    import torch
+
+    from ..memory import keep_freed_memory
+
+    if threads:
+        torch.set_num_threads(threads)
+    keep_freed_memory()
+    found = [measure(size, clients, tokens, repeats) for size in sizes.split(",")]
+    show(found)
+    if json_file:
+        content = {"threads": torch.get_num_threads(), "rows": [asdict(row) for row in found]}
+        json_file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def measure(size: str, clients: int, tokens: int, repeats: int) -> Figures:
+    with serving(size, clients) as (service, port):
+        ways = {
+            "library": lambda: library(service, tokens),
+            "alone": lambda: asked(port, 1, tokens),
+            "together": lambda: asked(port, clients, tokens),
+        }
+        runs: dict[str, list[Any]] = {name: [] for name in ways}
+        for turn in range(repeats + 1):
+            for name, run in ways.items():
+                seconds = run()
+                if turn:
+                    runs[name].append(seconds)
+    library_rate = tokens / min(runs["library"])
+    alone = tokens / min(run["seconds"] for run in runs["alone"])
+    together = clients * tokens / min(run["seconds"] for run in runs["together"])
+    first = statistics.median(run["first"] for run in runs["alone"])
+    call = statistics.median(run["call"] for run in runs["alone"])
+    return Figures(
+        size=size,
+        tokens=tokens,
+        clients=clients,
+        alone=alone,
+        together=together,
+        ratio=together / alone,
+        library=library_rate,
+        own_cost=1 - alone / library_rate,
+        first_token_calls=first / call,
+        first_token=first,
+    )
+
+
+@contextmanager
+def serving(size: str, places: int) -> Iterator[tuple[Service, int]]:
+    """A server of random weights in a thread of this process."""
+    import uvicorn
+
+    from ..configuration_armd import ArmdConfig
+    from ..data.tokenizer import byte_tokenizer, with_ends
+    from ..fast import pack
+    from ..modeling_armd import ArmdLM
+    from ..serve.app import make_app
+    from ..serve.command import listening, warm_up
+    from ..serve.service import Limits, Service
+
+    name, vocabulary, length = SIZES[size]
+    model = ArmdLM(ArmdConfig.named(name, vocab_size=vocabulary, max_length=length)).eval()
+    tokenizer = with_ends(byte_tokenizer(), rows=False)
+    service = Service(pack(model), tokenizer, name=size, limits=Limits(places, timeout=600.0))
+    warm_up(service)
+    opened = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield service, opened.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        service.engine.stop()
+        service.engine.join(10)
+
+
+def library(service: Service, tokens: int) -> float:
+    """Seconds of armd.generate for one text, in the thread that has OpenMP's threads."""
+    import torch
+
+    from ..generation import generate
+
+    def run() -> float:
+        start = time.perf_counter()
+        generator = torch.Generator().manual_seed(0)
+        generate(service.model, length=tokens + 1, prompt=[[1]], generator=generator)
+        return time.perf_counter() - start
+
+    return service.engine.errand(run).result()
+
+
+def asked(port: int, clients: int, tokens: int) -> dict[str, float]:
+    """What a process of clients measured: all seconds, the first token's, and those of a call."""
+    words = [sys.executable, "-m", "armd.bench.serve", str(port), str(clients), str(tokens)]
+    answer = subprocess.run(words, check=True, capture_output=True, text=True)
+    return json.loads(answer.stdout)
+
+
+async def together(port: int, clients: int, tokens: int) -> dict[str, float]:
+    from .client import listen
+
+    async def one(number: int) -> list[float]:
+        # an order of its own has no EOS to stop at, so that every text has all its tokens
+        body = {"tokens": [1] + [0] * tokens, "known": [True] + [False] * tokens, "seed": number}
+        steps = listen(("127.0.0.1", port), "/v1/infill", body)
+        return [at async for at, event in steps if event["type"] == "step"]
+
+    start = time.perf_counter()
+    times = await asyncio.gather(*(one(number) for number in range(clients)))
+    seconds = time.perf_counter() - start
+    first = statistics.median(line[0] for line in times)
+    call = statistics.median((line[-1] - line[0]) / max(1, len(line) - 1) for line in times)
+    return {"seconds": seconds, "first": first, "call": call}
+
+
+def show(found: list[Figures]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, title="one client against many, streamed")
+    columns = ("model", "tokens/s alone", "library", "own cost", "clients", "tokens/s", "ratio")
+    for column in (*columns, "first token, calls", "ms"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in found:
+        cells = (f"{row.alone:.1f}", f"{row.library:.1f}", f"{row.own_cost:.1%}", f"{row.clients}")
+        cells += (f"{row.together:.1f}", f"{row.ratio:.2f}", f"{row.first_token_calls:.2f}")
+        table.add_row(row.size, *cells, f"{row.first_token * 1e3:.0f}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(together(*map(int, sys.argv[1:4])))))

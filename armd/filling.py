@@ -1,0 +1,167 @@
+"""Filling: where does one canvas stand between two passes of the model?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .cache import Cache, make_cache
+from .canvas import Canvas
+from .errors import ArmdError
+from .modeling_armd import ArmdLM
+from .passes import Part
+from .sampling import Sampling, draw
+from .shapes import Bool, Float, Int, Tensor
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass of the model drew: up to m tokens a row, in natural positions."""
+
+    index: int
+    """0 for the first pass."""
+    position: Int[Tensor, "b m"]
+    token: Int[Tensor, "b m"]
+    logp: Float[Tensor, "b m"]
+    """log p under the model, float64."""
+    drawn: Bool[Tensor, "b m"]
+    """False for padding, for tokens that were given, and for rows that have ended."""
+
+
+class Filling:
+    """A canvas being filled. Each step is three calls: `part` says which rows the next pass takes,
+    `asked` picks, of the rows it gives, those of this step, and `take` draws tokens from their
+    logits. Whoever calls may let many fillings share a pass. Position n, one past the end, is where
+    padding goes."""
+
+    def __init__(
+        self,
+        model: ArmdLM,
+        canvas: Canvas,
+        *,
+        sampling: Sampling,
+        generator: Generators = None,
+        eos: int | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        check(model, canvas)
+        device, (batch, n) = model.device, canvas.tokens.shape
+        self.model, self.canvas, self.sampling, self.eos = model, canvas, sampling, eos
+        self.cache = make_cache(model, batch=batch, length=n) if cache is None else cache
+        self.uniform = _pad(uniforms(batch, n, generator).to(device), 0.0)
+        self.position = _pad(canvas.order.position.to(device), n)
+        self.known = _pad(canvas.known.to(device), True)
+        self.text = _pad(canvas.tokens.to(device), 0)
+        self.seen = None
+        if sampling.repetition_penalty != 1:
+            given, vocabulary = self.known[:, :n], model.config.vocab_size
+            self.seen = _seen(self.text[:, :n], given, vocabulary)
+        self.written = self.known.clone()
+        self.place = canvas.slots(0).to(device)
+        self.index, self.ended = 0, False
+
+    @property
+    def done(self) -> bool:
+        return self.ended or self.index == self.canvas.steps
+
+    def part(self) -> Part:
+        """Enter what the step before drew (before the first: BOS and all that is given), and the
+        query rows of this step."""
+        model, device, last = self.model, self.text.device, self.place
+        self.place = self.canvas.slots(self.index + 1).to(device)
+        drawn_at, wanted_at = self.position.gather(1, last), self.position.gather(1, self.place)
+        context, context_position = self.text.gather(1, drawn_at), drawn_at + 1
+        query_position = wanted_at + 1
+        placing = self.canvas.placing(self.index + 1, self.cache.spare)
+        if self.index == 0:
+            x = model.context_rows(context)
+            query_position = torch.cat([context_position, query_position], 1)
+            context_position = torch.nn.functional.pad(context_position, (1, 0))
+        else:
+            x = model.embedding(context)
+        return Part(self.cache, x, context_position, query_position, placing and placing.to(device))
+
+    def asked(self, rows: Float[Tensor, "b r d"]) -> Float[Tensor, "b k d"]:
+        """Of the rows that a pass gives, those of this step."""
+        if self.model.config.query != "shift":
+            return rows[:, -self.place.shape[1] :]
+        # the row of the last token itself predicts the next
+        newest = torch.zeros_like(self.place[:, 0])
+        if self.index == 0:
+            newest = self.canvas.ends[:, 0].to(rows.device)
+        return rows.gather(1, newest[:, None, None].expand(-1, 1, rows.shape[2]))
+
+    def take(self, logits: Float[Tensor, "b k v"]) -> Step:
+        """Draw this step's tokens and write them down."""
+        text, at = self.text, self.position.gather(1, self.place)
+        given = self.known.gather(1, at)
+        forced = text.gather(1, at).where(given, -1) if self.canvas.forced else None
+        uniform = self.uniform.gather(1, self.place)
+        token, logp = draw(logits, uniform, self.sampling, self.seen, forced)
+        token = text.gather(1, at).where(given, token)
+        text.scatter_(1, at, token)
+        if self.seen is not None:
+            real = self.place < text.shape[1] - 1
+            self.seen |= _seen(token, real, self.model.config.vocab_size)
+        step = Step(self.index, at, token, logp, ~given)
+        if self.eos is not None:
+            self.written.scatter_(1, at, True)
+            self.known |= _ended(text, self.known, self.written, self.eos)[:, None]
+            self.ended = bool(self.known.all())
+        self.index += 1
+        return step
+
+
+def uniforms(batch: int, n: int, generator: Generators = None) -> Float[Tensor, "b n"]:
+    """One number in [0, 1) for every token, drawn row by row from a generator of its own: a row's
+    text does not depend on the rows beside it, nor on how far anyone has gone."""
+    if generator is None or isinstance(generator, torch.Generator):
+        generator = spread(generator, batch)
+    if len(generator) != batch:
+        raise ArmdError(f"{len(generator)} generators do not fit {batch} rows; give one for each")
+    return torch.stack([torch.rand(n, dtype=torch.float64, generator=g) for g in generator])
+
+
+def spread(generator: torch.Generator | None, batch: int) -> list[torch.Generator]:
+    """One generator for each row, out of one for all."""
+    seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def _pad(rows: Tensor, value: int | float | bool) -> Tensor:
+    """One more column, for padding to point at."""
+    return torch.cat([rows, torch.full_like(rows[:, :1], value)], 1)
+
+
+def _seen(text: Tensor, real: Tensor, vocabulary: int) -> Bool[Tensor, "b v"]:
+    """Which tokens each row has."""
+    count = torch.zeros(len(text), vocabulary, device=text.device)
+    return count.scatter_add_(1, text, real.float()) > 0
+
+
+def _ended(text: Tensor, known: Tensor, written: Tensor, eos: int) -> Bool[Tensor, "b"]:
+    """Rows with an EOS of their own, everything before it written."""
+    stop = (text == eos) & written & ~known
+    behind = stop.cumsum(1) > 0
+    return stop.any(1) & (written | behind).all(1)
+
+
+def check(model: ArmdLM, canvas: Canvas) -> None:
+    """Raise unless the model can fill this canvas."""
+    config, (_, n) = model.config, canvas.tokens.shape
+    if n > config.max_length:
+        raise ArmdError(
+            f"length {n} passes the model's max_length {config.max_length}; ask for less"
+        )
+    given = canvas.tokens[canvas.known]
+    if len(given) and not 0 <= int(given.min()) <= int(given.max()) < config.vocab_size:
+        raise ArmdError(
+            f"a given token is outside the vocabulary of {config.vocab_size}; is this the model's "
+            "own tokenizer?"
+        )
+    if model.any_order:
+        model.check_order(canvas.order)
+    elif not (canvas.order.forward and canvas.is_prefix):
+        raise ArmdError("query='shift' is autoregressive: it writes left to right after a prompt")

@@ -1,0 +1,180 @@
+/* One layer of a decoding pass on its few rows, from cache to cache: what torch would do in some
+ * thirty operations, each with its own start and end, is here one parallel region. A row's result
+ * depends neither on the rows beside it nor on the number of threads. */
+#include "attention.h"
+#include <stdlib.h>
+
+typedef struct {
+    const float *attention_norm, *mlp_norm;
+    matrix query, key_value, out, gate_up, down;
+    long heads;
+    float epsilon;
+} layer;
+
+/* A text's rows of this pass: the first `own` leave keys and values in its cache, all see it. */
+typedef struct {
+    float *keys, *values; /* (slots, heads, width) */
+    const long *slot;     /* (own): where its keys go, or NULL: from `start` on */
+    const long *limit;    /* (rows): how many slots each row sees, or NULL: `count` */
+    long rows, own, start, count;
+    long row, kept, up, chunk, cell; /* how many of these the texts before it have: set here */
+} text;
+
+typedef struct {
+    text *texts;
+    long rows, kept, up, chunks, cells; /* of all texts: rows, those that leave keys, that go up */
+    int last;                           /* those that leave keys go no further */
+    long heads, width;
+    long *of_row, *of_chunk; /* whose a row is, and a chunk */
+} plan;
+
+static long chunks_of(const text *t) { return (t->count + CHUNK - 1) / CHUNK; }
+
+/* -1 if there is no memory. */
+static int make(plan *all, text *texts, long count) {
+    all->texts = texts;
+    for (text *t = texts; t < texts + count; t++) {
+        t->row = all->rows, t->kept = all->kept, t->up = all->up, t->chunk = all->chunks;
+        t->cell = all->cells;
+        const long up = t->rows - (all->last ? t->own : 0);
+        all->rows += t->rows, all->kept += t->own, all->up += up, all->chunks += chunks_of(t);
+        all->cells += up * all->heads * chunks_of(t);
+    }
+    all->of_row = malloc(sizeof(long) * (all->rows + all->chunks));
+    if (!all->of_row) return -1;
+    all->of_chunk = all->of_row + all->rows;
+    for (long t = 0; t < count; t++) {
+        for (long i = 0; i < texts[t].rows; i++) all->of_row[texts[t].row + i] = t;
+        for (long i = 0; i < chunks_of(&texts[t]); i++) all->of_chunk[texts[t].chunk + i] = t;
+    }
+    return 0;
+}
+
+static void rms_norm(const float *x, const float *weight, float epsilon, long width, float *out) {
+    vec squares = {0};
+    for (long i = 0; i < width; i += 8) squares += *(vec *)(x + i) * *(vec *)(x + i);
+    const float scale = 1 / sqrtf(sum(squares) / width + epsilon);
+    for (long i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+}
+
+/* Rows normed twice over, once for those that leave keys and once for those that go up, because a
+ * product takes its rows side by side. What goes up is kept in `out`, for branches to be added. */
+static void share_start(const plan *all, const layer *l, const float *rows, float *own, float *normed,
+                        float *out) {
+    const long d = l->query.depth;
+#pragma omp for schedule(static)
+    for (long i = 0; i < all->rows; i++) {
+        const text *t = all->texts + all->of_row[i];
+        const long j = i - t->row, to = t->up + j - (all->last ? t->own : 0);
+        const float *row = rows + i * d;
+        if (j < t->own) rms_norm(row, l->attention_norm, l->epsilon, d, own + (t->kept + j) * d);
+        if (all->last && j < t->own) continue;
+        rms_norm(row, l->attention_norm, l->epsilon, d, normed + to * d);
+        memcpy(out + to * d, row, sizeof(float) * d);
+    }
+}
+
+/* Turn each pair of channels of one row. */
+static void turn_row(const float *x, const float *turn, long heads, long width, float *out) {
+    for (long h = 0; h < heads; h++, x += width, out += width)
+        for (long i = 0; i < width; i += 2) {
+            const float a = x[i], b = x[i + 1], cosine = turn[i], sine = turn[i + 1];
+            out[i] = a * cosine - b * sine;
+            out[i + 1] = a * sine + b * cosine;
+        }
+}
+
+/* Keys and values go into the cache; queries are turned where they are. */
+static void share_turns(const plan *all, const float *turn, const float *made, float *query) {
+    const long heads = all->heads, width = all->width, d = heads * width;
+#pragma omp for schedule(static)
+    for (long i = 0; i < all->rows; i++) {
+        const text *t = all->texts + all->of_row[i];
+        const long j = i - t->row, skip = all->last ? t->own : 0;
+        if (j < t->own) {
+            const long to = t->slot ? t->slot[j] : t->start + j;
+            const float *row = made + (t->kept + j) * 2 * d;
+            turn_row(row, turn + i * width, heads, width, t->keys + to * d);
+            memcpy(t->values + to * d, row + d, sizeof(float) * d);
+        }
+        if (j >= skip) {
+            float *row = query + (t->up + j - skip) * d;
+            turn_row(row, turn + i * width, heads, width, row);
+        }
+    }
+}
+
+static void share_attention(const plan *all, const float *query, float *scores, float *parts,
+                            float *seen) {
+    const long heads = all->heads, width = all->width, d = heads * width, part = 2 + width;
+#pragma omp for schedule(static)
+    for (long i = 0; i < all->chunks; i++) {
+        const text *t = all->texts + all->of_chunk[i];
+        const long c = i - t->chunk, skip = all->last ? t->own : 0, rows = t->rows - skip;
+        const long *limit = t->limit ? t->limit + skip : NULL, cell = t->cell + c * rows * heads;
+        const float *q = query + t->up * d;
+        float *to = parts + cell * part, *space = scores + cell * CHUNK;
+        if (width == 64) /* known to the compiler, it stays in registers */
+            attend(q, t->keys, t->values, rows, heads, 64, c * CHUNK, t->count, limit, space, to);
+        else
+            attend(q, t->keys, t->values, rows, heads, width, c * CHUNK, t->count, limit, space, to);
+    }
+#pragma omp for schedule(static)
+    for (long i = 0; i < all->rows * heads; i++) {
+        const text *t = all->texts + all->of_row[i / heads];
+        const long skip = all->last ? t->own : 0, j = i / heads - t->row - skip;
+        if (j < 0) continue;
+        const long cell = j * heads + i % heads;
+        gather(parts + (t->cell + cell) * part, chunks_of(t), (t->rows - skip) * heads * part, width,
+               seen + (t->up * heads + cell) * width);
+    }
+}
+
+static void share_swiglu(const float *gate_up, long rows, long width, float *out) {
+#pragma omp for schedule(static)
+    for (long i = 0; i < rows * width; i += 8) {
+        const float *gate = gate_up + i / width * 2 * width + i % width;
+        const vec g = *(vec *)gate, u = *(vec *)(gate + width);
+        *(vec *)(out + i) = g * u / (1 + exponential(-g));
+    }
+}
+
+/* Rows of all texts, one after the other, (rows, d), and their turns (rows, width of a head / 2, 2);
+ * into `out` those that go up. The widths of a head and of the feed-forward are multiples of 8. -1 if
+ * there is no memory. */
+int layer_pass(const layer *l, text *texts, long count, int last, const float *rows,
+               const float *turn, float *out) {
+    const long d = l->query.depth, ff = l->down.depth;
+    plan all = {.last = last, .heads = l->heads, .width = d / l->heads};
+    if (make(&all, texts, count)) return -1;
+    float *space = malloc(sizeof(float) * (all.up * (3 * d + 3 * ff) + all.kept * 3 * d +
+                                           all.cells * (CHUNK + 2 + all.width)));
+    float *normed = space, *query = normed + all.up * d, *seen = query + all.up * d;
+    float *gate_up = seen + all.up * d, *hidden = gate_up + all.up * 2 * ff;
+    float *own = hidden + all.up * ff, *made = own + all.kept * d, *scores = made + all.kept * 2 * d;
+    float *parts = scores + all.cells * CHUNK;
+    if (space) {
+#pragma omp parallel
+        {
+            share_start(&all, l, rows, own, normed, out);
+            share_product(&l->key_value, own, made, all.kept, 0);
+            share_product(&l->query, normed, query, all.up, 0);
+#pragma omp barrier
+            share_turns(&all, turn, made, query);
+            share_attention(&all, query, scores, parts, seen);
+            share_product(&l->out, seen, out, all.up, 1);
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (long i = 0; i < all.up; i++)
+                rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, normed + i * d);
+            share_product(&l->gate_up, normed, gate_up, all.up, 0);
+#pragma omp barrier
+            share_swiglu(gate_up, all.up, ff, hidden);
+            share_product(&l->down, hidden, out, all.up, 1);
+        }
+    }
+    const int result = space ? 0 : -1;
+    free(space);
+    free(all.of_row);
+    return result;
+}

@@ -1,0 +1,113 @@
+"""The C files of this folder, compiled once for this machine: what is too small or too often to be
+left to torch's operations. Everything here has a form in torch too, which is taken without them."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+SOURCES = ("skinny.h", "skinny.c", "attention.h", "layer.c", "draw.c")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
+
+
+class Matrix(ctypes.Structure):
+    """`matrix` of skinny.h."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scale", c_void_p),
+        ("depth", c_long),
+        ("outputs", c_long),
+    )
+
+
+class LayerWeights(ctypes.Structure):
+    """`layer` of layer.c."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("query", Matrix),
+        ("key_value", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("heads", c_long),
+        ("epsilon", c_float),
+    )
+
+
+class TextRows(ctypes.Structure):
+    """`text` of layer.c, of which C sets the last five itself."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "slot", "limit")),
+        *((name, c_long) for name in ("rows", "own", "start", "count")),
+        *((name, c_long) for name in ("row", "kept", "up", "chunk", "cell")),
+    )
+
+
+Text = tuple[int | None, int | None, int | None, int | None, int, int, int, int]
+"""The fields of TextRows that are not C's own."""
+
+
+def addresses(table: Tensor | None, count: int) -> list[int | None]:
+    """Where each of `count` rows of a table is; nowhere without one."""
+    if table is None:
+        return [None] * count
+    step = table.stride(0) * table.element_size()
+    return [table.data_ptr() + i * step for i in range(count)]
+
+
+@cache
+def library() -> Any:
+    """The compiled files; None without a compiler, or where what it made does not run."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    if compiler is None or platform.system() != "Linux" or not all(s.exists() for s in sources):
+        return None
+    made = _compiled(sources, compiler)
+    if made is None:
+        return None
+    library = ctypes.CDLL(str(made))
+    address = c_void_p
+    library.skinny_product.argtypes = [POINTER(Matrix), address, address, c_long]
+    library.skinny_product.restype = None
+    texts = [POINTER(TextRows), c_long, c_int]
+    library.layer_pass.argtypes = [POINTER(LayerWeights), *texts, address, address, address]
+    library.layer_pass.restype = c_int
+    sizes = [c_double, c_long, c_long]
+    library.draw_rows.argtypes = [address, address, address, *sizes, address, address]
+    library.draw_rows.restype = c_int
+    return library
+
+
+def _compiled(sources: list[Path], compiler: str) -> Path | None:
+    """The library in the user's cache, made under another name, then renamed: whole or absent."""
+    machine = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    features = [line for line in machine.splitlines() if line.startswith(("flags", "Features"))]
+    told = "\n".join([*(s.read_text() for s in sources), compiler, *FLAGS, *features])
+    name = f"armd-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "armd"
+    if (home / name).exists():
+        return home / name
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            made = Path(folder) / name
+            files = [str(source) for source in sources if source.suffix == ".c"]
+            command = [compiler, *FLAGS, *files, "-lm", "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            made.rename(home / name)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return home / name

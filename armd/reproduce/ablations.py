@@ -1,0 +1,23 @@
+"""Stage ablations: one choice changed at a time, at a third of the steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..run import read_recipe
+from .findings import Findings
+from .runs import Study, ablation_runs
+from .scores import heldout, load, scores, weights_of
+from .workers import require
+
+
+def measure(study: Study, findings: Findings) -> None:
+    batches, scale = heldout(study), study.scale
+    for trained in ablation_runs(scale):
+        folder = require(study, trained.name)
+        facts = {**weights_of(folder), "heldout_rows": scale.heldout_rows}
+
+        def figures(folder: Any = folder) -> dict[str, Any]:
+            return scores(load(folder), read_recipe(folder), batches, draws=scale.draws)
+
+        findings.entry(trained.name, facts, figures)

@@ -1,0 +1,139 @@
+"""`armd reproduce`: the paper's experiments in miniature, stage by stage, resumable."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ..errors import ArmdError
+
+STAGES = ("perplexity", "generation", "price", "latency", "ablations")
+
+
+def reproduce(
+    stages: Annotated[list[str], tyro.conf.Positional] = [],  # noqa: B006
+    /,
+    *,
+    scale: str = "mini",
+    out: Path = Path("runs/reproduce"),
+    results: Path = Path("results"),
+    docs: Path = Path("docs"),
+    data: Path | None = None,
+    jobs: int | None = None,
+    launch: str = "",
+    plan: bool = False,
+) -> None:
+    """Train every model of the study, measure, and write docs/results.md. Stopped, the same command
+    goes on where it was.
+
+    Args:
+        stages: perplexity, generation, price, latency, ablations; none named: all of them. "page"
+            writes the page anew from the results that are there.
+        scale: mini (about two hours on two cores), paper (GPT-2 small, for a cluster), or tiny
+            (a trial of the study itself).
+        out: Where the dataset, the runs and their logs go.
+        results: Where the figures go, one JSON file a stage.
+        docs: Where results.md and its images go.
+        data: A dataset that armd prepare made, instead of the scale's own.
+        jobs: Runs that train side by side, each on its share of the cores.
+        launch: How to start a run instead of `armd`, such as "torchrun --nproc-per-node 8 -m
+            armd.cli".
+        plan: Only list the runs.
+    """
+    from .runs import Study
+    from .scale import scale as scale_of
+
+    chosen, wanted = scale_of(scale), check_stages(stages)
+    study = Study(chosen, out, data or out / "data")
+    if plan:
+        return show_plan(study, wanted)
+    failed: dict[str, str] = {}
+    if wanted:
+        if data is None:
+            prepare_data(study)
+        failed = train_wanted(study, wanted, jobs=jobs or chosen.jobs, launch=launch)
+    for stage in wanted:
+        failed |= measure_stage(study, stage, scale, results)
+    from .page import write_page
+
+    write_page(results, docs)
+    if failed:
+        lines = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise ArmdError(f"{len(failed)} parts of the study failed ({lines}); mend and run it again")
+
+
+def check_stages(stages: list[str]) -> list[str]:
+    for name in stages:
+        if name not in (*STAGES, "page"):
+            near = difflib.get_close_matches(name, (*STAGES, "page"), n=1, cutoff=0.3)
+            hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(STAGES)}"
+            raise ArmdError(f"no stage '{name}'; {hint}")
+    return [name for name in STAGES if name in stages or not stages]
+
+
+def prepare_data(study: Any) -> None:
+    from ..data.prepare import Preparation, prepare
+
+    prepare(Preparation(study.scale.source, tokenizer=study.scale.tokenizer, out=study.data))
+
+
+def runs_of(stage: str) -> Callable[[Any], list[Any]]:
+    from . import runs
+
+    return {
+        "perplexity": runs.perplexity_runs,
+        "generation": runs.generation_runs,
+        "price": runs.price_runs,
+        "ablations": runs.ablation_runs,
+    }.get(stage, lambda scale: [])
+
+
+def wanted_runs(study: Any, stages: list[str]) -> list[Any]:
+    """Every run that the stages need, once; runs of other seeds last."""
+    found = {run.name: run for stage in stages for run in runs_of(stage)(study.scale)}
+    return sorted(found.values(), key=lambda run: run.recipe.seed)
+
+
+def train_wanted(study: Any, stages: list[str], *, jobs: int, launch: str) -> dict[str, str]:
+    from .workers import train_all
+
+    return train_all(study, wanted_runs(study, stages), jobs=jobs, launch=launch)
+
+
+def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str, str]:
+    """One stage; what fails is told at the end and hides no other stage."""
+    from importlib import import_module
+
+    from .findings import Findings
+
+    print(f"{stage}:", flush=True)
+    command = shlex.join(["armd", *sys.argv[1:]])
+    try:
+        findings = Findings(results, stage, scale, command)
+        import_module(f".{stage}", __package__).measure(study, findings)
+    except ArmdError as error:
+        return {stage: str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return {stage: f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def show_plan(study: Any, stages: list[str]) -> None:
+    from .workers import done
+
+    for run in wanted_runs(study, stages):
+        recipe = run.recipe
+        tokens = recipe.curriculum.total * recipe.optimizer.batch_size * recipe.network.length
+        state = "done" if done(study, run) else "to train"
+        start = f", from {run.after}" if run.after else ""
+        print(
+            f"{run.name:<28}{recipe.curriculum.total:>8,} steps{tokens:>14,} tokens  {state}{start}"
+        )

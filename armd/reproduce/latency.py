@@ -1,0 +1,70 @@
+"""Stage latency: training time against L2s (Table 4), decoding time against S, all interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..bench.clock import Times, interleave
+from ..generation import generate
+from ..modeling_armd import ArmdLM
+from ..order import left_to_right
+from .findings import Findings
+from .runs import Study
+from .scale import Scale
+
+STREAMS = (1, 2, 4, 8)
+REPEATS = 5
+VOCABULARY = 2048
+
+
+def measure(study: Study, findings: Findings) -> None:
+    """On a quiet machine: nothing else of the study runs meanwhile."""
+    facts = {"network": str(study.scale.base.network), "threads": torch.get_num_threads()}
+    findings.entry("training", facts, lambda: shown(training(study.scale)))
+    findings.entry("decoding", facts, lambda: shown(decoding(study.scale)))
+
+
+def shown(times: dict[str, Times]) -> dict[str, Any]:
+    return {
+        name: {"best": t.best, "median": t.median, "seconds": list(t.seconds)}
+        for name, t in times.items()
+    }
+
+
+def training(scale: Scale) -> dict[str, Times]:
+    """Forward and backward of a batch, for AR and every L2s."""
+    network, rows = scale.base.network, scale.base.optimizer.batch_size
+    rows = min(rows, scale.base.machine.micro_batch)
+    tokens = torch.randint(VOCABULARY, (rows, network.length))
+    order = left_to_right(network.length)
+    sides: dict[str, Callable[[], object]] = {}
+    shapes = {"AR": replace(network, query="shift")}
+    for two in range(1, network.n_layers + 1):
+        shapes[f"L2s={two}"] = replace(network, n_two_stream=two)
+    for name, shape in shapes.items():
+        model = ArmdLM(shape.config(VOCABULARY)).train()
+
+        def step(model: ArmdLM = model) -> None:
+            model(tokens, order=order, labels=tokens).loss.backward()
+            model.zero_grad(set_to_none=True)
+
+        sides[name] = step
+    return interleave(sides, repeats=REPEATS, device=torch.device("cpu"))
+
+
+def decoding(scale: Scale) -> dict[str, Times]:
+    """One text of the full length, with packed weights, for AR and S streams."""
+    from ..fast import pack
+
+    network = scale.base.network
+    sides: dict[str, Callable[[], object]] = {}
+    autoregressive = pack(ArmdLM(replace(network, query="shift").config(VOCABULARY)).eval())
+    sides["AR"] = lambda: generate(autoregressive, length=network.length)
+    model = pack(ArmdLM(network.config(VOCABULARY)).eval())
+    for s in STREAMS:
+        sides[f"S={s}"] = lambda s=s: generate(model, length=network.length, streams=s)
+    return interleave(sides, repeats=REPEATS, device=torch.device("cpu"))

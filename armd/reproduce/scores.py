@@ -1,0 +1,92 @@
+"""Held-out scores of any model of the study, in nats per token: exact for those that know an order,
+a bound for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..curriculum import Stage, orders_of
+from ..data.dataset import open_dataset
+from ..export import EXPORT, exported_step
+from ..likelihood import log_likelihood
+from ..pretrained import load_model
+from ..recipe import Recipe
+from ..run import read_recipe
+from ..seeds import seeded
+from ..shapes import Bool, Float, Int, Tensor
+from ..validate import fixed_batches, kinds_for
+from .runs import Study
+
+Batches = list[tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]]
+BATCH = 32
+
+
+def heldout(study: Study) -> Batches:
+    """The study's held-out windows, always the same."""
+    split = open_dataset(study.data).split("heldout")
+    length, rows = study.scale.base.network.length, study.scale.heldout_rows
+    return fixed_batches(split, length=length, rows=rows, batch_size=BATCH)
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    """What tells a run's weights from those of another run."""
+    recipe = read_recipe(folder)
+    return {
+        "step": exported_step(folder / EXPORT),
+        "seed": recipe.seed,
+        "model": recipe.model,
+        "steps": recipe.curriculum.total,
+        "batch": recipe.optimizer.batch_size,
+        "length": recipe.network.length,
+    }
+
+
+def load(folder: Path) -> Any:
+    return load_model(str(folder)).eval()
+
+
+@torch.no_grad()
+def scores(model: Any, recipe: Recipe, batches: Batches, *, draws: int) -> dict[str, Any]:
+    """Nats per token by kind of order, or {"bound": ...} with its standard error."""
+    kinds = kinds_for(recipe)
+    if "bound" in kinds:
+        return bound(model, batches, draws=draws)
+    if "S=4" in kinds:
+        kinds = {**kinds, "S=8": Stage("strided", 8)}
+    return {name: mean(per_row(model, batches, kind), batches) for name, kind in kinds.items()}
+
+
+def per_row(model: Any, batches: Batches, kind: Stage) -> Float[Tensor, "rows"]:
+    """-log p of each window's scored tokens, in the order of `kind`."""
+    found, first = [], 0
+    for tokens, scored in batches:
+        rows = range(first, first + len(tokens))
+        order = orders_of(kind, seed=0, step=-1, rows=rows, scored=scored)
+        logp = log_likelihood(model, tokens, order).double()
+        seen = scored.gather(1, order.rows(len(tokens)).position.expand(tokens.shape))
+        found.append(-(logp * seen).sum(1))
+        first += len(tokens)
+    return torch.cat(found)
+
+
+def bound(model: Any, batches: Batches, *, draws: int) -> dict[str, Any]:
+    """The mean over `draws` draws of the bound for every window."""
+    totals = []
+    for draw in range(draws):
+        generator = seeded("bound", draw)
+        parts = [model.nll(tokens, scored, generator).double() for tokens, scored in batches]
+        totals.append(torch.cat(parts).sum() / count(batches))
+    values = torch.stack(totals)
+    spread = float(values.std() / draws**0.5) if draws > 1 else 0.0
+    return {"bound": float(values.mean()), "standard_error": spread}
+
+
+def count(batches: Batches) -> int:
+    return int(sum(int(scored.sum()) for _, scored in batches))
+
+
+def mean(rows: Float[Tensor, "rows"], batches: Batches) -> float:
+    return float(rows.sum() / count(batches))

@@ -1,0 +1,1 @@
+"""The server: one model in memory, many clients, all decoded together."""

@@ -1,0 +1,123 @@
+"""The application: every route, its errors and its guard."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, Response
+
+from . import completions, infilling, scoring
+from .errors import Refusal, install, responses
+from .guard import Guard
+from .schema import Health, Info, Json, ModelList
+from .service import Service
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """The page, read once: name -> content and type. What is not in this table is not served."""
+    folder = Path(__file__).with_name("page")
+    files = sorted(file for file in folder.iterdir() if file.suffix in KINDS)
+    return {file.name: (file.read_bytes(), KINDS[file.suffix]) for file in files}
+
+
+def make_app(service: Service, *, host: str = "127.0.0.1") -> Any:
+    """The whole server as an ASGI application."""
+    files = page_files()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.loop = asyncio.get_running_loop()
+        yield
+        service.engine.stop()
+
+    # the usual pages of documentation load scripts from elsewhere; /openapi.json is the source
+    app = FastAPI(title="armd", lifespan=lifespan, docs_url=None, redoc_url=None)
+    install(app)
+    for part in (completions, infilling, scoring):
+        app.include_router(part.routes(service))
+    _add_reports(app, service)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        content, kind = files["index.html"]
+        return Response(content, media_type=kind)
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in files:
+            raise Refusal(404, "there is no such file")
+        content, kind = files[name]
+        return Response(content, media_type=kind)
+
+    _describe(app)
+    known = {"/", "/openapi.json", *app.openapi()["paths"]}
+
+    def count(path: str, status: int) -> None:
+        service.engine.metrics.answered(path if path in known else "other", status)
+
+    return Guard(app, host=host, max_body=service.limits.max_body, count=count)
+
+
+def _add_reports(app: FastAPI, service: Service) -> None:
+    engine, config, limits = service.engine, service.model.config, service.limits
+
+    @app.get("/health", response_model=Health, responses=responses())
+    async def health() -> Json:
+        return {"status": "stopping" if engine.stopping else "ok"}
+
+    @app.get("/v1/models", response_model=ModelList, responses=responses())
+    async def models() -> Json:
+        return {"data": [{"id": service.name, "created": service.created}]}
+
+    @app.get("/v1/models/{model}", responses=responses(404), include_in_schema=False)
+    async def model(model: str) -> Json:
+        service.is_ours(model)
+        card = {"id": service.name, "object": "model"}
+        return card | {"created": service.created, "owned_by": "armd"}
+
+    @app.get("/v1/info", response_model=Info, responses=responses())
+    async def info() -> Json:
+        """What the page asks first."""
+        return {
+            "model": service.name,
+            "max_length": config.max_length,
+            "vocab_size": config.vocab_size,
+            "any_order": config.query != "shift",
+            "n_layers": config.n_layers,
+            "n_two_stream": config.n_two_stream,
+            "parameters": service.parameters,
+            "eos": service.reader.eos,
+            "limits": {
+                "max_streams": min(1024, config.max_length) if config.query != "shift" else 1,
+                "max_body": limits.max_body,
+                "queue": limits.queue,
+                "slots": limits.places,
+            },
+        }
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=responses())
+    async def metrics() -> PlainTextResponse:
+        """For Prometheus."""
+        active, waiting = len(engine.active), len(engine.waiting)
+        text = engine.metrics.text(active=active, waiting=waiting, places=engine.places)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def _describe(app: FastAPI) -> None:
+    """FastAPI writes a 422 wherever there is a body; ours is the 400 that is described."""
+    made = app.openapi()
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)

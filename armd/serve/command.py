@@ -1,0 +1,200 @@
+"""`armd serve`: a model behind an address, until it is told to stop."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    from .service import Service
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Serve a model: OpenAI's completions, infilling, scores, and a page to watch."""
+
+    model: tyro.conf.Positional[str]
+    """A training run, or a folder of save_pretrained with its tokenizer."""
+    host: str = "127.0.0.1"
+    """The address to listen at; by default only this machine can reach it."""
+    port: int = 8000
+    """0 takes a free one."""
+    places: int = 8
+    """Texts decoded together."""
+    queue: int = 64
+    """Texts that may wait for a place; above that, clients are asked to come again."""
+    weights: Literal["fp32", "int8", "plain"] = "fp32"
+    """As for `armd generate`."""
+    timeout: float = 120.0
+    """Seconds after which a text ends with what it has."""
+    grace: float = 10.0
+    """Seconds that texts under way have when the server is told to stop."""
+    max_body: int = 1 << 20
+    """Bytes that a request may have."""
+    name: str | None = None
+    """What clients call the model; by default its folder's name."""
+    threads: int | None = None
+    """CPU threads."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+
+
+def check(job: Serving) -> None:
+    for name in ("places", "max_body", "threads"):
+        value = getattr(job, name)
+        if value is not None and value < 1:
+            raise ArmdError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    for name in ("queue", "grace", "timeout"):
+        if not 0 <= getattr(job, name) < float("inf"):
+            raise ArmdError(f"--{name} {getattr(job, name)} must be a number of 0 or more")
+    if not 0 <= job.port < 65536:
+        raise ArmdError(f"--port {job.port} must be between 0 and 65535")
+
+
+def serve(job: Serving) -> None:
+    """Load, warm up, listen; Ctrl-C or SIGTERM ends it."""
+    check(job)
+    try:
+        import fastapi as _  # noqa: F401
+        import uvicorn
+    except ImportError:
+        raise ArmdError("serving needs more packages; pip install 'armd[serve]'") from None
+    with listening(job.host, job.port) as opened:
+        service = load(job)
+        from .app import make_app
+
+        app = make_app(service, host=job.host)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=int(job.grace) + 5,
+            server_header=False,
+        )
+        port = opened.getsockname()[1]
+        server = patient(service, job.grace, lambda: say(job, service, port))(config)
+        server.run(sockets=[opened])
+    service.engine.stop()
+    service.engine.join(30)
+
+
+def patient(service: Service, grace: float, ready: Callable[[], None] | None = None) -> Any:
+    """uvicorn's server, which says when it listens, and tells the engine first when to stop."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started and ready is not None:
+                ready()
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            # a second signal does not wait
+            service.engine.stop(0.0 if self.should_exit else grace)
+            super().handle_exit(sig, frame)
+
+    return Server
+
+
+def load(job: Serving) -> Service:
+    """The model with its weights packed, its places made, and every path through it tried once."""
+    import torch
+
+    from ..fast import pack
+    from ..pretrained import load_model, load_tokenizer
+    from .service import Limits, Service
+
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    model = load_model(job.model, device=job.device)
+    tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
+    limits = Limits(job.places, job.queue, job.max_body, job.timeout)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    service = Service(
+        pack(model, job.weights),
+        tokenizer,
+        name=job.name or name_of(job.model),
+        parameters=parameters,
+        limits=limits,
+    )
+    warm_up(service)
+    return service
+
+
+def name_of(path: str) -> str:
+    """A run's own name: the folder's, or its parent's where it is just called run or export."""
+    whole = Path(path).resolve()
+    return next(
+        (p.name for p in (whole, *whole.parents) if p.name not in ("run", "export")), "armd"
+    )
+
+
+def warm_up(service: Service) -> None:
+    """Write a few tokens in every place, so that the first client does not wait for memory."""
+    import threading
+
+    import torch
+
+    from ..canvas import from_prompts
+    from ..sampling import Sampling
+    from .engine import Job
+    from .events import Drawn
+    from .metrics import Metrics
+
+    engine, left = service.engine, [service.limits.places]
+    over = threading.Event()
+
+    def listen(event: Any) -> None:
+        if not isinstance(event, Drawn):
+            left[0] -= 1
+            over.set() if not left[0] else None
+
+    length = min(4, service.model.config.max_length)
+    deliver, engine.deliver = engine.deliver, lambda told: [hear(event) for hear, event in told]
+    canvas = from_prompts(None, length=length)
+    job = Job(canvas, Sampling(), torch.Generator().manual_seed(0), listen)
+    engine.submit([job] * service.limits.places)
+    if not over.wait(300):
+        raise ArmdError("the model did not write its first tokens within 300 s; try a smaller one")
+    engine.deliver, engine.metrics = deliver, Metrics()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at the address, taken before the model is loaded: a mistake shows at once."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, proto)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        raise ArmdError(
+            f"cannot listen at {host}:{port} ({error.strerror or error}); is another server there? "
+            "name another --port, or --port 0 for a free one"
+        ) from None
+    return made
+
+
+def say(job: Serving, service: Service, port: int) -> None:
+    """Ready, and where."""
+    from .guard import LOOPBACK
+
+    if job.host not in LOOPBACK:
+        print(
+            f"armd: warning: {job.host} can be reached from other machines, and nobody is asked "
+            "for a password",
+            file=sys.stderr,
+        )
+    host = f"[{job.host}]" if ":" in job.host else job.host
+    print(
+        f"{service.name} is ready at http://{host}:{port} ({service.limits.places} places, "
+        f"{job.weights} weights)",
+        flush=True,
+    )

@@ -1,0 +1,209 @@
+"""POST /v1/completions: OpenAI's, for prompts and for the gap between a prompt and a suffix."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from ..canvas import Canvas
+from .errors import Refusal, responses
+from .events import Drawn, Failed
+from .reading import Growing
+from .schema import Completion, CompletionRequest, Json
+from .service import Hearing, Service, any_seed, unless_gone
+from .sse import DONE, EventStream
+
+STREAMED = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+@dataclass
+class Text:
+    """One choice on its way."""
+
+    index: int
+    growing: Growing
+    prompt: str
+    """What is echoed."""
+    before: int
+    """Characters before the new text, for text_offset."""
+    finish: str | None = None
+    cut: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, worked out: its texts and their canvases."""
+
+    asked: CompletionRequest
+    seed: int
+    eos: int | None
+    texts: list[Text]
+    canvases: list[Canvas]
+    prompt_tokens: int
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def plan_of(service: Service, asked: CompletionRequest) -> Plan:
+    """Everything that can be wrong is found here, before anything is written."""
+    service.is_ours(asked.model)
+    if asked.echo and asked.logprobs is not None:
+        raise Refusal(400, "echo has no logprobs; POST /v1/score has them", param="echo")
+    if (asked.best_of or 1) > (asked.n or 1):
+        raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
+    reader, count = service.reader, asked.n or 1
+    prompts = prompts_of(asked)
+    if len(prompts) * count > service.limits.places + service.limits.queue:
+        raise Refusal(
+            400,
+            f"{len(prompts) * count} texts in one request pass the server's places and queue of "
+            f"{service.limits.places + service.limits.queue}; ask for fewer",
+            param="n",
+        )
+    suffix = reader.encode(asked.suffix or "", "suffix")
+    eos = None if suffix else reader.eos
+    seed, blanks = any_seed(asked.seed), asked.max_tokens or 16
+    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    texts, canvases, tokens = [], [], 0
+    for prompt in prompts:
+        ids = reader.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
+        whole = len(ids) + blanks + len(suffix)
+        if whole > reader.max_length:
+            raise Refusal(
+                400, reader.too_long(whole), param="max_tokens", code="context_length_exceeded"
+            )
+        shown = prompt if isinstance(prompt, str) else reader.decode(ids)
+        known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
+        tokens += len(ids)
+        for _ in range(count):
+            words = (seed, len(texts))
+            canvases.append(service.canvas([*ids, *[0] * blanks, *suffix], known, asked, words))
+            stops_here = tuple(filter(None, stops))
+            growing = Growing(reader, len(ids), len(ids) + blanks, eos, stops_here)
+            echo = shown if asked.echo else ""
+            texts.append(Text(len(texts), growing, echo, len(shown)))
+    return Plan(asked, seed, eos, texts, canvases, tokens)
+
+
+def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
+    prompt = asked.prompt if asked.prompt is not None else ""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and not isinstance(prompt[0], int):
+        return list(prompt)  # type: ignore[arg-type]
+    return [prompt]  # type: ignore[list-item]
+
+
+def begin(service: Service, plan: Plan) -> Hearing:
+    rivals = plan.asked.logprobs or 0
+    return service.write(plan.canvases, plan.asked, seed=plan.seed, eos=plan.eos, rivals=rivals)
+
+
+async def progress(plan: Plan, hearing: Hearing) -> AsyncIterator[Text]:
+    """Each text whenever it has grown or ended."""
+    left = len(plan.texts)
+    async for index, event in hearing.events():
+        text = plan.texts[index]
+        if text.finish is not None:
+            continue
+        if isinstance(event, Failed):
+            raise Refusal(500, f"the text failed: {event.message}")
+        if isinstance(event, Drawn):
+            text.growing.add(event)
+            if text.growing.stopped:
+                text.finish = "stop"
+                hearing.leave(index)
+        else:
+            text.growing.flush()
+            text.finish, text.cut = ("stop" if text.growing.stopped else event.reason), event.cut
+        yield text
+        left -= text.finish is not None
+        if not left:
+            return
+
+
+def choice_of(service: Service, plan: Plan, text: Text, shown: str, part: slice) -> Json:
+    choice: Json = {"index": text.index, "text": shown, "logprobs": None}
+    if plan.asked.logprobs is not None:
+        growing, piece = text.growing, service.reader.piece
+        read, offsets = growing.read[part], growing.offsets[part]
+        choice["logprobs"] = {
+            "tokens": [piece(one.token) for one in read],
+            "token_logprobs": [one.logp for one in read],
+            "top_logprobs": [{piece(r.token): r.logp for r in one.rivals} for one in read]
+            if plan.asked.logprobs
+            else None,
+            "text_offset": [text.before + offset for offset in offsets],
+        }
+    choice["finish_reason"] = text.finish
+    if text.cut:
+        choice["cut"] = text.cut
+    return choice
+
+
+def envelope(service: Service, plan: Plan, choices: list[Json], *, usage: bool) -> Json:
+    found: Json = {"id": plan.id, "object": "text_completion", "created": plan.created}
+    found |= {"model": service.name, "choices": choices}
+    if usage:
+        new = sum(len(text.growing.read) for text in plan.texts)
+        counts = {"prompt_tokens": plan.prompt_tokens, "completion_tokens": new}
+        found["usage"] = counts | {"total_tokens": plan.prompt_tokens + new}
+    return found
+
+
+async def whole(service: Service, plan: Plan) -> Json:
+    hearing = begin(service, plan)
+    try:
+        async for _ in progress(plan, hearing):
+            pass
+    finally:
+        hearing.leave()
+    choices = [
+        choice_of(service, plan, text, text.prompt + text.growing.text, slice(None))
+        for text in plan.texts
+    ]
+    return envelope(service, plan, choices, usage=True)
+
+
+async def streamed(
+    service: Service, plan: Plan, hearing: Hearing
+) -> AsyncGenerator[Json | str, None]:
+    """A chunk whenever more of a text can be read, and one that says why it ended."""
+    for text in plan.texts:
+        if text.prompt:
+            echo = choice_of(service, plan, text, text.prompt, slice(0, 0))
+            yield envelope(service, plan, [echo], usage=False)
+    async for text in progress(plan, hearing):
+        last = text.finish is not None
+        shown, part = text.growing.fresh(last=last)
+        if shown or last:
+            chunk = choice_of(service, plan, text, shown, part)
+            yield envelope(service, plan, [chunk], usage=False)
+    options = plan.asked.stream_options
+    if options is not None and options.include_usage:
+        yield envelope(service, plan, [], usage=True)
+    yield DONE
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/completions",
+        responses={
+            200: {"model": Completion, "content": STREAMED, "description": "The texts."},
+            **responses(404, 408, 413, 415, 429, 500, 503),
+        },
+    )
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
+        """Continue prompts, or fill the gap before a suffix."""
+        plan = plan_of(service, asked)
+        if not asked.stream:
+            return JSONResponse(await unless_gone(request, whole(service, plan)))
+        hearing = begin(service, plan)  # here, so that a full queue is a 429, no broken stream
+        return EventStream(request, streamed(service, plan, hearing), hearing.leave)
+
+    return router

@@ -1,0 +1,289 @@
+"""The engine: one thread that writes all texts that were asked for, one pass for all of them.
+
+It has a number of places, each with a cache of its own. Between two passes finished and abandoned
+texts leave their places, and waiting ones take them: their prompts enter with the next pass, beside
+the blocks of the others. A text's draws are its own, and a pass shares nothing but products row by
+row, so everyone gets the text they would get alone.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from ..cache import Cache, empty_mark, make_cache
+from ..canvas import Canvas
+from ..filling import Filling
+from ..modeling_armd import ArmdLM
+from ..passes import advance_together
+from ..sampling import Sampling
+from .events import Drawn, Ended, Event, Failed, drawn
+from .metrics import Metrics
+
+Listener = Callable[[Event], None]
+
+
+class Busy(Exception):
+    """The queue is full; worth another try after `seconds`."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"the server is busy; try again in {seconds} s")
+        self.seconds = seconds
+
+
+class Stopping(Exception):
+    """The server takes nothing new."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One text to be written, and who is told."""
+
+    canvas: Canvas
+    """Of one row."""
+    sampling: Sampling
+    generator: torch.Generator
+    listener: Listener
+    eos: int | None = None
+    rivals: int = 0
+    """How many of the most probable tokens to report with each token drawn."""
+    deadline: float = math.inf
+    """time.monotonic() after which it ends with what it has."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A job on its way."""
+
+    job: Job
+    came: float
+    filling: Filling | None = None
+    place: Cache | None = None
+    gone: bool = False
+    """Nobody waits for it any more."""
+
+
+@dataclass
+class Pool:
+    """The places: caches made once and used again and again."""
+
+    model: ArmdLM
+    free: list[Cache] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: ArmdLM, places: int) -> "Pool":
+        length = model.config.max_length
+        first = make_cache(model, batch=1, length=length)
+        rest = [make_cache(model, batch=1, length=length) for _ in range(places - 1)]
+        # position codes and turns are the same for all
+        return cls(model, [first, *(replace(c, code=first.code, turn=first.turn) for c in rest)])
+
+    def cut(self, place: Cache, length: int) -> Cache:
+        """A place as an empty cache of just this length."""
+        keys, values = ([s[:, : length + 2] for s in side] for side in (place.keys, place.values))
+        return replace(place, keys=keys, values=values, mark=empty_mark(self.model, 1))
+
+
+class Engine:
+    """Write texts in a thread of its own. `deliver` takes what is to be told after each pass, as
+    (listener, event) pairs, in that thread; left out, the listeners are called there."""
+
+    def __init__(
+        self,
+        model: ArmdLM,
+        *,
+        places: int = 8,
+        queue: int = 64,
+        deliver: Callable[[list[tuple[Listener, Event]]], None] | None = None,
+    ) -> None:
+        self.model, self.places, self.queue = model.eval(), places, queue
+        self.pool = Pool.of(model, places)
+        self.deliver = deliver or (lambda told: [listen(event) for listen, event in told])
+        self.metrics = Metrics()
+        self.waiting: deque[Ticket] = deque()
+        self.errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.active: list[Ticket] = []
+        self.told: list[tuple[Listener, Event]] = []
+        self.wake = threading.Condition()
+        self.stopping, self.cut_at = False, math.inf
+        self.threads = torch.get_num_threads()
+        self.thread = threading.Thread(target=self._run, name="armd-engine", daemon=True)
+
+    def start(self) -> "Engine":
+        self.thread.start()
+        return self
+
+    def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
+        """All of them, or none: raises Busy where the queue has no room, Stopping at the end."""
+        with self.wake:
+            self._check(len(jobs))
+            tickets = [Ticket(job, time.monotonic()) for job in jobs]
+            self.waiting.extend(tickets)
+            self.wake.notify()
+        return tickets
+
+    def errand(self, work: Callable[[], Any]) -> "Future[Any]":
+        """Call `work` between two passes, where it has the model for itself."""
+        future: Future[Any] = Future()
+        with self.wake:
+            self._check(1)
+            self.errands.append((work, future))
+            self.wake.notify()
+        return future
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """Free their places: at once in the queue, else after the pass that is under way."""
+        with self.wake:
+            for ticket in tickets:
+                ticket.gone = True
+            left = deque(ticket for ticket in self.waiting if not ticket.gone)
+            self.metrics.abandoned += len(self.waiting) - len(left)
+            self.waiting = left
+            self.wake.notify()
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Take nothing new; after `grace` seconds end what is left with what it has."""
+        with self.wake:
+            self.stopping, self.cut_at = True, time.monotonic() + grace
+            self.wake.notify()
+
+    def join(self, seconds: float | None = None) -> bool:
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def _check(self, count: int) -> None:
+        if self.stopping:
+            raise Stopping("the server is shutting down")
+        ahead = len(self.waiting) + len(self.errands)
+        if ahead + count > self.queue + self.places - len(self.active):
+            self.metrics.refused += 1
+            seconds = self.metrics.mean_seconds() * (ahead + 1) / self.places
+            raise Busy(max(1, min(60, math.ceil(seconds))))
+
+    # what follows runs in the engine's thread
+
+    def _run(self) -> None:
+        torch.set_num_threads(self.threads)  # OpenMP keeps it for each thread
+        with torch.no_grad():
+            while self._gather():
+                self._errand()
+                if self.active:
+                    self._pass()
+                if self.told:
+                    told, self.told = self.told, []
+                    with suppress(RuntimeError):  # the server's loop has closed: nobody listens
+                        self.deliver(told)
+
+    def _gather(self) -> bool:
+        """Wait for work, clear and fill the places; False at the end."""
+        with self.wake:
+            while not (self.active or self.waiting or self.errands):
+                if self.stopping:
+                    return False
+                self.wake.wait()
+            self._clear(time.monotonic())
+            while self.waiting and self.pool.free:
+                ticket = self.waiting.popleft()
+                ticket.place = self.pool.free.pop()
+                self.active.append(ticket)
+        return True
+
+    def _clear(self, now: float) -> None:
+        """End what has had its time, drop what nobody waits for."""
+        cut = "shutdown" if now >= self.cut_at else None
+        for ticket in [*self.active, *self.waiting]:
+            reason = cut or ("time" if now >= ticket.job.deadline else None)
+            if ticket.gone or reason:
+                self._leave(ticket, None if ticket.gone else Ended("length", reason))
+        self.waiting = deque(ticket for ticket in self.waiting if not ticket.gone)
+
+    def _leave(self, ticket: Ticket, event: Ended | Failed | None) -> None:
+        """Free its place and say so, unless nobody waits."""
+        ticket.gone, ticket.filling = True, None
+        if ticket.place is not None:
+            self.pool.free.append(ticket.place)
+            ticket.place = None
+            self.active.remove(ticket)
+        if event is None:
+            self.metrics.abandoned += 1
+            return
+        self.metrics.finished(time.monotonic() - ticket.came, failed=isinstance(event, Failed))
+        self.told.append((ticket.job.listener, event))
+
+    def _errand(self) -> None:
+        """One at a time, so that texts go on meanwhile."""
+        with self.wake:
+            if not self.errands:
+                return
+            work, future = self.errands.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _pass(self) -> None:
+        """One pass of all places, and one draw for each."""
+        start = time.perf_counter()
+        for ticket in list(self.active):
+            self._guarded(ticket, self._begin)
+        tickets = list(self.active)
+        if not tickets:
+            return
+        try:
+            fillings = [ticket.filling for ticket in tickets if ticket.filling]
+            rows = advance_together(self.model, [filling.part() for filling in fillings])
+            asked = [f.asked(own) for f, own in zip(fillings, rows, strict=True)]
+            sizes = [own.shape[1] for own in asked]
+            logits = self.model.logits(torch.cat(asked, 1)).split(sizes, 1)
+        except Exception as error:  # whatever it is, the server goes on
+            for ticket in tickets:
+                self._leave(ticket, Failed(repr(error)))
+            return
+        self.metrics.model_seconds += time.perf_counter() - start
+        for ticket, own in zip(tickets, logits, strict=True):
+            self._guarded(ticket, self._draw, own)
+        self.metrics.passes += 1
+        self.metrics.rows += len(tickets)
+        self.metrics.busy_seconds += time.perf_counter() - start
+
+    def _guarded(self, ticket: Ticket, work: Callable[..., None], *given: Any) -> None:
+        try:
+            work(ticket, *given)
+        except Exception as error:  # one text's failure is not the others'
+            self._leave(ticket, Failed(repr(error)))
+
+    def _begin(self, ticket: Ticket) -> None:
+        if ticket.filling is not None or ticket.place is None:
+            return
+        job = ticket.job
+        cache = self.pool.cut(ticket.place, job.canvas.tokens.shape[1])
+        ticket.filling = Filling(
+            self.model,
+            job.canvas,
+            sampling=job.sampling,
+            generator=[job.generator],
+            eos=job.eos,
+            cache=cache,
+        )
+
+    def _draw(self, ticket: Ticket, logits: torch.Tensor) -> None:
+        filling = ticket.filling
+        assert filling is not None
+        step = filling.take(logits)
+        event: Drawn = drawn(step, logits, ticket.job.rivals, filling.canvas.tokens.shape[1])
+        if step.index == 0:
+            self.metrics.first_token(time.monotonic() - ticket.came)
+        self.metrics.tokens += len(event.at)
+        self.told.append((ticket.job.listener, event))
+        if filling.done:
+            why: Literal["stop", "length"] = "stop" if filling.ended else "length"
+            self._leave(ticket, Ended(why))

@@ -1,0 +1,130 @@
+"""What a client is told when something is wrong, in the shape that OpenAI's clients read."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from ..errors import ArmdError
+from .engine import Busy, Stopping
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    """What is wrong, and what would be right."""
+    type: str
+    """invalid_request_error, overloaded or server_error."""
+    param: str | None = None
+    """The field at fault."""
+    code: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+STATUSES = {
+    400: "The request is wrong; the message says how.",
+    403: "The request comes from another site's page, or for another host.",
+    404: "There is no such thing here.",
+    405: "Not with this method.",
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    415: "The body must be application/json.",
+    429: "All places and the queue are taken; try again after Retry-After seconds.",
+    500: "A failure of the server's own.",
+    503: "The server is shutting down, or had no time for it.",
+}
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route: the answers it may give, besides the good one."""
+    return {
+        status: {"model": ErrorAnswer, "description": STATUSES[status]}
+        for status in sorted({400, 403, 405, *statuses})
+    }
+
+
+class Refusal(Exception):
+    """An answer that says no."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+class Gone(Exception):
+    """The client has left; there is nobody to answer."""
+
+
+def detail(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    kind = "invalid_request_error"
+    if status in (429, 503):
+        kind = "overloaded"
+    elif status >= 500:
+        kind = "server_error"
+    # what a client sent may be in it, and need not be UTF-8
+    said = [t and t.encode("utf-8", "replace").decode()[:400] for t in (message, param)]
+    return {"error": {"message": said[0], "type": kind, "param": said[1], "code": code}}
+
+
+def answer(status: int, message: str, *, headers: Any = None, **more: str | None) -> JSONResponse:
+    return JSONResponse(detail(status, message, **more), status, headers=headers)
+
+
+def said(error: Exception) -> JSONResponse:
+    """The answer that an exception stands for."""
+    if isinstance(error, Refusal):
+        return answer(error.status, error.message, param=error.param, code=error.code)
+    if isinstance(error, ArmdError):
+        return answer(400, str(error))
+    if isinstance(error, Busy):
+        return answer(429, str(error), headers={"Retry-After": str(error.seconds)}, code="busy")
+    if isinstance(error, Stopping):
+        return answer(503, str(error), headers={"Retry-After": "5"}, code="stopping")
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        message = error.detail if isinstance(error.detail, str) else STATUSES[error.status_code]
+        if error.status_code == 400:  # FastAPI's own word for it says nothing
+            message = "the body is no JSON; send UTF-8, without endless numbers or deep nesting"
+        return answer(error.status_code, message, headers=error.headers)
+    return answer(500, "the server failed at this; its log says how")
+
+
+def _invalid(error: RequestValidationError) -> JSONResponse:
+    """The first thing wrong with a body; of many kinds a field may have, all are tried."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return answer(
+            400, f"the body is no JSON: {first.get('ctx', {}).get('error', 'unreadable')}"
+        )
+    param = where[0] if where else None
+    text = str(first["msg"]).removeprefix("Value error, ")
+    return answer(400, f"{param}: {text}" if param else text, param=param)
+
+
+def install(app: FastAPI) -> None:
+    async def handle(_: Request, error: Exception) -> Response:
+        return Response(status_code=499) if isinstance(error, Gone) else said(error)
+
+    kinds = (
+        Gone,
+        Refusal,
+        ArmdError,
+        Busy,
+        Stopping,
+        RequestValidationError,
+        HTTPException,
+        Exception,
+    )
+    for kind in kinds:
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,127 @@
+"""Between tokens and text: encoding within limits, and text that grows in reading order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from ..data.tokenizer import TextTokenizer
+from .errors import Refusal
+from .events import Drawn, Landed
+
+BROKEN = "\ufffd"
+
+
+class Reader:
+    """The tokenizer, as the server uses it."""
+
+    def __init__(self, tokenizer: TextTokenizer, max_length: int) -> None:
+        self.backend, self.eos, self.max_length = tokenizer.backend, tokenizer.eos, max_length
+        self.piece = lru_cache(maxsize=65536)(self._piece)
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: a longer text than so many of them cannot fit."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
+    @cached_property
+    def anchor(self) -> list[int]:
+        return self.backend.encode("a", add_special_tokens=False).ids[-1:]
+
+    def encode(self, text: str, param: str) -> list[int]:
+        if len(text) > self.max_length * self.longest:  # not worth encoding
+            raise Refusal(400, self.too_long("far more"), param=param, code="too_long")
+        return self.backend.encode(text, add_special_tokens=False).ids if text else []
+
+    def too_long(self, tokens: object) -> str:
+        return (
+            f"the text has {tokens} tokens, new ones included; the model takes {self.max_length}: "
+            "cut it, or ask for fewer"
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def _piece(self, token: int) -> str:
+        """A token as it reads inside a text; decoders that join words show it with its space."""
+        return self.decode([*self.anchor, token])[len(self.decode(self.anchor)) :]
+
+
+@dataclass
+class Growing:
+    """A text written in any order, read from its left end as far as it is there."""
+
+    reader: Reader
+    start: int
+    """Where the new tokens begin."""
+    stop_at: int
+    """Where they end: the first position that is not new."""
+    eos: int | None = None
+    stops: tuple[str, ...] = ()
+    text: str = ""
+    """All that can be read so far and cannot change."""
+    read: list[Landed] = field(default_factory=list)
+    """The tokens of it, in reading order."""
+    offsets: list[int] = field(default_factory=list)
+    """Where each of them begins in the text."""
+    stopped: bool = False
+    """At a stop string or an EOS; nothing comes after."""
+    _landed: dict[int, Landed] = field(default_factory=dict)
+    _before: list[int] = field(default_factory=list)
+    _pending: list[int] = field(default_factory=list)
+    _sent: int = 0
+    _told: int = 0
+
+    def add(self, drawn: Drawn) -> None:
+        self._landed |= {one.position: one for one in drawn.at}
+        while not self.stopped and (one := self._landed.pop(self._next, None)) is not None:
+            if one.token == self.eos:
+                self.stopped = True
+                self.flush()
+                return
+            self.offsets.append(len(self.text))
+            self.read.append(one)
+            self._pending.append(one.token)
+            self._settle(BROKEN)
+
+    @property
+    def _next(self) -> int:
+        return self.start + len(self.read)
+
+    def _settle(self, unsure: str) -> None:
+        """Take pending tokens into the text, unless a character may still be incomplete."""
+        added = self.reader.decode(self._before + self._pending)
+        added = added[len(self.reader.decode(self._before)) :] if self._before else added
+        if not added or (unsure and added.endswith(unsure)):
+            return
+        seen = max(0, len(self.text) - max(map(len, self.stops), default=0))
+        self.text += added
+        self._before, self._pending = self._pending, []
+        ends = [at for stop in self.stops if (at := self.text.find(stop, seen)) >= 0]
+        if ends:
+            self.stopped, self.text = True, self.text[: min(ends)]
+            keep = sum(offset < len(self.text) for offset in self.offsets)
+            del self.read[keep:], self.offsets[keep:]
+
+    def flush(self) -> None:
+        """Nothing will follow: what is incomplete stays so."""
+        if self._pending:
+            self._settle("")
+
+    def fresh(self, *, last: bool) -> tuple[str, slice]:
+        """Text not given out before, and its tokens; what may begin a stop string waits."""
+        upto = len(self.text)
+        if not (last or self.stopped):
+            upto -= max((overlap(self.text, stop) for stop in self.stops), default=0)
+        if upto <= self._sent and not last:
+            return "", slice(0, 0)
+        text, tokens = self.text[self._sent : upto], slice(self._told, len(self.read))
+        self._sent, self._told = max(upto, self._sent), max(len(self.read), self._told)
+        return text, tokens
+
+
+def overlap(text: str, stop: str) -> int:
+    """How many characters at the end of the text a stop string could begin with."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -1,0 +1,189 @@
+"""The service: the model, its reader and its engine, and how a request's texts reach the engine."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from fastapi import Request
+
+from .. import order as orders
+from ..canvas import Canvas, from_blanks
+from ..data.tokenizer import TextTokenizer
+from ..errors import ArmdError
+from ..filling import check, spread
+from ..modeling_armd import ArmdLM
+from ..order import Order
+from ..sampling import Sampling
+from ..seeds import seeded
+from .engine import Engine, Job, Listener, Ticket
+from .errors import Gone, Refusal
+from .events import Event
+from .reading import Reader
+from .schema import Choosing
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server takes."""
+
+    places: int = 8
+    """Texts decoded together."""
+    queue: int = 64
+    """Texts that may wait for a place."""
+    max_body: int = 1 << 20
+    """Bytes of a request."""
+    timeout: float = 120.0
+    """Seconds after which a text ends with what it has."""
+
+
+class Service:
+    """One model, ready to be asked."""
+
+    def __init__(
+        self,
+        model: ArmdLM,
+        tokenizer: TextTokenizer,
+        *,
+        name: str,
+        parameters: int = 0,
+        limits: Limits | None = None,
+    ) -> None:
+        self.model, self.name, self.limits = model, name, limits or Limits()
+        self.reader = Reader(tokenizer, model.config.max_length)
+        self.created = int(time.time())
+        self.parameters = parameters  # of the model as it was before its weights were packed
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.engine = Engine(
+            model, places=self.limits.places, queue=self.limits.queue, deliver=self._deliver
+        ).start()
+
+    def _deliver(self, told: list[tuple[Listener, Event]]) -> None:
+        """From the engine's thread to the server's, once a pass."""
+        loop = self.loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(_tell, told)
+
+    def canvas(
+        self, tokens: Sequence[int], known: Sequence[bool], asked: Choosing, words: tuple[Any, ...]
+    ) -> Canvas:
+        """The text as the model will fill it; `words` seed a random order."""
+        if len(tokens) > self.model.config.max_length:
+            raise Refusal(400, self.reader.too_long(len(tokens)), code="context_length_exceeded")
+        given = torch.tensor(known, dtype=torch.bool)
+        blanks = int((~given).sum())
+        if not blanks:
+            raise ArmdError("nothing is blank; leave room for tokens to be written")
+        order = orders.completing(given, blank_order(asked, blanks, words))
+        canvas = from_blanks(torch.tensor([tokens]), given[None], order=order)
+        check(self.model, canvas)
+        return canvas
+
+    def sampling(self, asked: Choosing) -> Sampling:
+        """At temperature 0 filters have nothing to do, and clients send them all the same."""
+        filters = {}
+        if asked.temperature > 0:
+            top_p = None if asked.top_p == 1 else asked.top_p
+            filters = {"top_p": top_p, "top_k": asked.top_k, "min_p": asked.min_p}
+        penalty = asked.repetition_penalty
+        return Sampling(asked.temperature, repetition_penalty=penalty, **filters)
+
+    def write(
+        self,
+        canvases: Sequence[Canvas],
+        asked: Choosing,
+        *,
+        seed: int,
+        eos: int | None,
+        rivals: int = 0,
+    ) -> "Hearing":
+        """Have texts written, text i from the i-th generator of the seed, as armd.generate does
+        with rows."""
+        hearing = Hearing(self.engine)
+        generators = spread(torch.Generator().manual_seed(seed), len(canvases))
+        jobs = [
+            Job(
+                canvas,
+                self.sampling(asked),
+                generator,
+                hearing.listener(index),
+                eos=eos,
+                rivals=rivals,
+                deadline=time.monotonic() + self.limits.timeout,
+            )
+            for index, (canvas, generator) in enumerate(zip(canvases, generators, strict=True))
+        ]
+        hearing.tickets = self.engine.submit(jobs)
+        return hearing
+
+    def is_ours(self, model: str | None) -> None:
+        if model not in (None, self.name):
+            message = f"no model '{model}' here; this is {self.name}"
+            raise Refusal(404, message, param="model", code="model_not_found")
+
+
+class Hearing:
+    """What the engine tells about the texts of one request, as it comes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.tickets: list[Ticket] = []
+
+    def listener(self, index: int) -> Listener:
+        return lambda event: self.queue.put_nowait((index, event))
+
+    def leave(self, index: int | None = None) -> None:
+        """Nobody needs text `index` any more, or all of them: their places become free."""
+        self.engine.cancel(self.tickets if index is None else [self.tickets[index]])
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """Until the caller has had enough; it knows which texts have ended."""
+        while True:
+            yield await self.queue.get()
+
+
+def _tell(told: list[tuple[Listener, Event]]) -> None:
+    for listener, event in told:
+        listener(event)
+
+
+def any_seed(seed: int | None) -> int:
+    return secrets.randbelow(2**31) if seed is None else seed
+
+
+def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> Order:
+    """The order of n blanks that a request names; `streams` of them a call."""
+    if asked.order in (None, "left_to_right", "strided"):
+        return orders.strided(n, asked.streams)
+    if isinstance(asked.order, list):
+        position = torch.tensor(asked.order, dtype=torch.long)
+        if len(position) != n:
+            raise ArmdError(f"order names {len(position)} new tokens, there are {n}; name each")
+    else:
+        position = orders.random(n, generator=seeded(*words, "order")).position
+    return Order(position, torch.arange(n) // asked.streams)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """The answer, or Gone as soon as the client leaves; the work is then broken off."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Gone
+    finally:
+        for one in (task, left):
+            one.cancel()
+        await asyncio.gather(task, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,56 @@
+"""Server-sent events: an answer that comes piece by piece, and breaks off when nobody reads it."""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from .errors import Gone, said
+from .service import unless_gone
+
+DONE = "[DONE]"
+
+
+def data(content: Any) -> bytes:
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return f"data: {text}\n\n".encode("utf-8", "replace")
+
+
+class EventStream(Response):
+    """Sends what the events yield, and calls `leave` at the end, whatever happens. Starlette's own
+    notices that a client left only when there is something to send; a text that waits in the queue
+    has nothing, so this one listens."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, request: Request, events: AsyncGenerator[Any, None], leave: Callable[[], None]
+    ) -> None:
+        super().__init__(headers={"X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.request, self.events, self.leave = request, events, leave
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await unless_gone(self.request, self._send(send))
+        except (Gone, OSError):
+            return
+        finally:
+            self.leave()
+
+    async def _send(self, send: Any) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        try:
+            async for content in self.events:
+                await send({"type": "http.response.body", "body": data(content), "more_body": True})
+        except (Gone, OSError):
+            raise
+        except Exception as error:  # the status is sent already
+            body = data({"type": "error", **json.loads(bytes(said(error).body))})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            await self.events.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

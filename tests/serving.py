@@ -1,0 +1,69 @@
+"""A server for the tests: a tiny random model that writes bytes, in a thread of this process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from eval_models import tiny_armd, tokenizer
+
+from armd import fast
+from armd.serve.app import make_app
+from armd.serve.command import listening, patient
+from armd.serve.service import Limits, Service
+
+EOS = 256
+
+
+@dataclass(frozen=True)
+class Running:
+    service: Service
+    port: int
+    server: uvicorn.Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def model(self):
+        return self.service.model
+
+    def at_rest(self) -> None:
+        """All places are free, nothing waits."""
+        engine = self.service.engine
+        for _ in range(1000):
+            if len(engine.pool.free) == engine.places and not engine.active and not engine.waiting:
+                return
+            time.sleep(0.02)
+        raise AssertionError("a place is stuck")
+
+
+def writer(**changes):
+    """The model: 256 bytes and an EOS."""
+    return fast.pack(tiny_armd(vocab_size=257, d_model=32, n_layers=2, **changes))
+
+
+@contextmanager
+def running(model=None, *, grace: float = 0.0, **limits) -> Iterator[Running]:
+    model = writer() if model is None else model
+    service = Service(model, tokenizer(), name="tiny", parameters=7, limits=Limits(**limits))
+    opened = listening("127.0.0.1", 0)
+    config = uvicorn.Config(
+        make_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=5
+    )
+    server = patient(service, grace)(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield Running(service, opened.getsockname()[1], server)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        service.engine.stop()
+        assert service.engine.join(30) and not thread.is_alive()
+        opened.close()

@@ -1,0 +1,133 @@
+"""What the C files do is what torch does, and a row's bits are its own: not the batch's."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import armd
+from armd import fast, native, passes, sampling
+from armd.cache import Cache, Entry, make_cache
+from armd.sampling import Sampling, draw
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+
+
+def models_of(d_head: int, generator: torch.Generator, weights: str = "fp32"):
+    """A model of one layer, and the same for layer.c."""
+    config = armd.ArmdConfig(
+        vocab_size=7, d_model=2 * d_head, n_layers=1, n_heads=2, max_length=200, dropout=0.0
+    )
+    model = armd.ArmdLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.2)
+    packed = fast.pack(model, weights)
+    assert isinstance(packed.layers[0], fast.FastLayer) and packed.layers[0].fits
+    return model, packed
+
+
+@torch.no_grad()
+def cache_of(model: armd.ArmdLM, batch: int, slots: int, generator: torch.Generator) -> Cache:
+    cache = make_cache(model, batch=batch, length=slots - 2)
+    for table in (*cache.keys, *cache.values):
+        table.normal_(generator=generator)
+    return cache
+
+
+def turns_of(rows: int, d_head: int, generator: torch.Generator) -> torch.Tensor:
+    angle = torch.rand(1, rows, d_head // 2, generator=generator) * 6
+    return torch.stack([angle.cos(), angle.sin()], -1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    d_head=st.sampled_from([8, 16, 24, 64, 72]),
+    shapes=st.lists(
+        st.tuples(
+            st.integers(1, 3),
+            st.integers(1, 9),
+            st.integers(0, 9),
+            st.integers(0, 100),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    seed=st.integers(0, 2**31),
+)
+def test_a_layer_in_c_is_the_layer(d_head: int, shapes: list, seed: int) -> None:
+    """The same rows go up, and the same keys and values stay, in texts of unlike caches."""
+    g = torch.Generator().manual_seed(seed)
+    model, packed = models_of(d_head, g)
+    entries = []
+    for batch, own, others, start, unlike in shapes:
+        slots = start + own + 2
+        cache = cache_of(model, batch, slots, g)
+        entry = Entry(cache, own + others, own, start, start + own)
+        if unlike:
+            slot = torch.stack([torch.randperm(slots - 1, generator=g)[:own] for _ in range(batch)])
+            limit = torch.randint(1, slots, (batch, own + others), generator=g)
+            entry = replace(entry, slot=slot, limit=limit)
+        entries.append(entry)
+    count = sum(entry.batch * entry.rows for entry in entries)
+    rows, turn = torch.randn(1, count, 2 * d_head, generator=g), turns_of(count, d_head, g)
+    for last in (False, True):
+        if last and not any(entry.rows > entry.own for entry in entries):
+            continue
+        both = []
+        for side in (model, packed):
+            own = [replace(e, cache=copy.deepcopy(e.cache)) for e in entries]
+            with torch.no_grad():
+                up = passes._through(side, 0, rows, turn, passes._crossing(own), last=last)
+            both.append((up, [e.cache.keys[0] for e in own], [e.cache.values[0] for e in own]))
+        (expected, *expected_stores), (up, *stores) = both
+        limit = 2e-5 * float(expected.abs().max())
+        torch.testing.assert_close(up, expected, rtol=1e-5, atol=limit)
+        torch.testing.assert_close(stores, expected_stores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_a_row_has_the_same_bits_alone_and_among_others(weights: str) -> None:
+    g = torch.Generator().manual_seed(1)
+    model, packed = models_of(64, g, weights)
+    batch, slots = 23, 80
+    cache = cache_of(model, batch, slots, g)
+    rows, turn = torch.randn(1, batch, 128, generator=g), turns_of(batch, 64, g)
+    limit = torch.randint(1, slots, (batch, 1), generator=g)
+    entry = Entry(cache, 1, 1, 0, slots, slot=limit - 1, limit=limit)
+    single = [
+        replace(cache, keys=[cache.keys[0][i : i + 1]], values=[cache.values[0][i : i + 1]])
+        for i in range(batch)
+    ]
+    with torch.no_grad():
+        together = passes._through(packed, 0, rows, turn, passes._crossing([entry]))
+        for i, own in enumerate(single):
+            length, one = int(limit[i]), slice(i, i + 1)
+            crossing = passes._crossing([Entry(own, 1, 1, length - 1, length)])
+            alone = passes._through(packed, 0, rows[:, one], turn[:, one], crossing)
+            assert torch.equal(alone[0, 0], together[0, i])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(1, 5000), st.floats(0.2, 3), st.booleans(), st.integers(0, 99)
+)
+def test_a_token_drawn_in_c_is_the_one_drawn_in_torch(
+    rows: int, vocabulary: int, temperature: float, forced: bool, seed: int
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, 2, vocabulary, generator=g) * 5
+    logits[torch.rand(logits.shape, generator=g) < 0.3] = -torch.inf
+    logits[..., 0] = 0.0
+    uniform = torch.rand(rows, 2, dtype=torch.float64, generator=g)
+    given_ids = torch.randint(-1, vocabulary, (rows, 2), generator=g) if forced else None
+    chosen = Sampling(temperature=temperature)
+    assert sampling._natively(logits, chosen)
+    token, logp = draw(logits, uniform, chosen, None, given_ids)
+    expected, expected_logp = draw(logits.double(), uniform, chosen, None, given_ids)
+    assert torch.equal(token, expected)
+    torch.testing.assert_close(logp, expected_logp, rtol=1e-13, atol=1e-13)

@@ -1,0 +1,158 @@
+"""The study: it goes on where it was, a failure hides nothing else, its orders are what they say,
+and its page is written from the results alone."""
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from armd import order as orders
+from armd.errors import ArmdError
+from armd.reproduce import price, tables
+from armd.reproduce.command import check_stages, wanted_runs
+from armd.reproduce.findings import Findings
+from armd.reproduce.page import replaced, write_page
+from armd.reproduce.runs import Study, Trained
+from armd.reproduce.scale import mini, scale, tiny
+from armd.reproduce.workers import done, train_all
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from armd.data.prepare import Preparation, prepare
+
+    folder = tmp_path_factory.mktemp("study")
+    text = "\n\n".join(f"Sentence {i} of a little text. It says {i * i}." for i in range(400))
+    (folder / "text.txt").write_text(text)
+    source = str(folder / "text.txt")
+    prepare(
+        Preparation(source, tokenizer="byte", documents="blank", heldout=0.2, out=folder / "data")
+    )
+    return folder / "data"
+
+
+def command(data: Path, folder: Path, *words: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "armd.cli", "reproduce", *words, "--scale", "tiny"),
+        *("--data", str(data), "--out", str(folder / "out")),
+        *("--results", str(folder / "results"), "--docs", str(folder / "docs")),
+    ]
+
+
+def test_an_interrupted_study_goes_on_and_measures_nothing_twice(data: Path, tmp_path: Path):
+    words = command(data, tmp_path, "price")
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if "done in" in line:
+            break
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=120)
+    assert first.returncode != 0
+    second = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert second.returncode == 0, second.stderr
+    assert "armd: training" not in second.stdout  # the base run was done
+    file = tmp_path / "results" / "reproduce-price.json"
+    before = file.stat().st_mtime_ns
+    third = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert third.returncode == 0 and "training" not in third.stdout
+    assert file.stat().st_mtime_ns == before
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "price of independence" in page and "Not run yet: `armd reproduce generation`" in page
+
+
+def test_a_failed_run_stops_no_other(data: Path, tmp_path: Path):
+    study = Study(tiny(), tmp_path, data)
+    base = tiny().base
+    wrong = replace(base, network=replace(base.network, n_heads=3))
+    runs = [Trained("wrong", wrong), Trained("after-wrong", base, after="wrong")]
+    failed = train_all(study, [*runs, Trained("right", base)], jobs=2)
+    assert failed.keys() == {"wrong", "after-wrong"}
+    assert done(study, Trained("right", base))
+    assert "divisible" in failed["wrong"]
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(ArmdError, match="perplexity"):
+        check_stages(["perplexty"])
+    with pytest.raises(ArmdError, match="mini"):
+        scale("mino")
+
+
+def test_every_run_is_named_once_and_starts_from_one_that_is_there():
+    study = Study(mini(), Path("out"), Path("data"))
+    runs = wanted_runs(study, ["perplexity", "generation", "price", "ablations"])
+    names = [run.name for run in runs]
+    assert len(set(names)) == len(names)
+    assert {run.after for run in runs if run.after} <= set(names)
+    for run in runs:
+        study.placed(run).check()
+
+
+def test_streams_that_begin_at_even_places_are_strided():
+    for n, s in ((8, 2), (12, 4), (32, 4)):
+        heads = [n * i // s for i in range(s)]
+        a, b = price.streams_from(heads, n), orders.strided(n, s)
+        assert torch.equal(a.position, b.position) and torch.equal(a.block, b.block)
+
+
+def test_streams_begin_behind_sentences():
+    row = torch.tensor([5, 1, 2, 9, 3, 3, 9, 1, 1, 2, 9, 4])
+    order = price.from_sentences(row, 2, {9})
+    assert order.position[:2].tolist() == [0, 7]
+    orders.check(order.position, order.block)
+
+
+class Independent(torch.nn.Module):
+    """Its tokens know nothing of each other, so blocks cost nothing and conditionals overlap."""
+
+    def forward(self, tokens, order):
+        from types import SimpleNamespace
+
+        return SimpleNamespace(logits=torch.zeros(*tokens.shape, 7).expand(*tokens.shape, 7))
+
+
+def test_overlap_is_one_where_tokens_are_independent():
+    tokens = torch.zeros(3, 16, dtype=torch.long)
+    together = orders.strided(16, 4)
+    found = price.overlap(
+        Independent(), [(tokens, tokens == 0)], together, price.one_by_one(together)
+    )
+    assert found == pytest.approx(1)
+
+
+def test_the_page_keeps_what_a_person_wrote(tmp_path: Path):
+    findings = Findings(tmp_path / "results", "ablations", "mini", "armd reproduce")
+    findings.entry("armd-third", {"step": 1}, lambda: {"left to right": 4.0, "S=2": 4.1})
+    write_page(tmp_path / "results", tmp_path / "docs")
+    page = tmp_path / "docs" / "results.md"
+    page.write_text(page.read_text().replace("# Results", "# Results\n\nWords of mine."))
+    findings.entry("third-rho-0", {"step": 1}, lambda: {"left to right": 3.9, "S=2": 4.5})
+    write_page(tmp_path / "results", tmp_path / "docs")
+    text = page.read_text()
+    assert "Words of mine." in text and "49.4" in text and text.count("rho 0") == 1
+    assert replaced(text, "ablations", "new") == replaced(
+        replaced(text, "ablations", "old"), "ablations", "new"
+    )
+
+
+def test_an_entry_is_measured_again_only_for_other_weights(tmp_path: Path):
+    counted = []
+    for step in (1, 1, 2):
+        findings = Findings(tmp_path, "price", "mini", "")
+        findings.entry("armd", {"step": step}, lambda s=step: counted.append(s) or {"x": 1.0})
+    assert counted == [1, 2]
+    with pytest.raises(ArmdError, match="another folder"):
+        Findings(tmp_path, "price", "paper", "")
+
+
+def test_seeds_are_averaged_in_the_loss():
+    entries = {
+        name: {"figures": {"left to right": nats}}
+        for name, nats in (("ar", 1.0), ("ar-seed1", 2.0), ("ar-third", 9.0))
+    }
+    assert tables.perplexity_of(entries, "ar") == pytest.approx(2.718281828**1.5)

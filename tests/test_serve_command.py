@@ -1,0 +1,90 @@
+"""`armd serve` says when it is ready and where, and a signal ends it with what it has."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from eval_models import saved, tiny_armd
+
+from armd.errors import ArmdError
+from armd.serve.command import Serving, listening, name_of, serve
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved(tiny_armd(max_length=512), tmp_path_factory.mktemp("model") / "poet")
+
+
+def test_from_start_to_sigterm(folder: str) -> None:
+    command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--grace", "0.2"], **pipes) as process:
+        try:
+            broken_off(process)
+        finally:
+            process.kill()
+
+
+def broken_off(process) -> None:
+    """Read on while the server is told to stop."""
+    ready = process.stdout.readline()
+    assert ready.startswith("poet is ready at http://127.0.0.1:"), process.stderr.read()
+    line = http.client.HTTPConnection("127.0.0.1", int(ready.split(":")[2].split()[0]), timeout=60)
+    body = json.dumps({"prompt": "x", "max_tokens": 500, "stream": True})
+    line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = line.getresponse()
+    assert answer.status == 200 and answer.readline()
+    os.kill(process.pid, signal.SIGTERM)
+    rest = answer.read()
+    assert rest.endswith(b"data: [DONE]\n\n")
+    last = json.loads(rest.split(b"\n\n")[-3][6:])["choices"][0]
+    assert last["finish_reason"] in ("length", "stop")
+    line.close()
+    assert process.wait(30) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"port": 70000}, "--port 70000"),
+        ({"places": 0}, "--places 0"),
+        ({"timeout": float("nan")}, "--timeout nan"),
+        ({"max_body": 0}, "--max-body 0"),
+        ({"host": "no.such.host.invalid"}, "cannot listen at no.such.host.invalid"),
+    ],
+)
+def test_bad_options_name_the_fix(change: dict, said: str) -> None:
+    with pytest.raises(ArmdError, match=said):
+        serve(Serving("nowhere", **({"port": 0} | change)))
+
+
+def test_a_taken_port_and_a_missing_model_are_said_at_once(tmp_path: Path) -> None:
+    with listening("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(ArmdError, match="name another --port"):
+            serve(Serving(str(tmp_path), port=taken.getsockname()[1]))
+    with pytest.raises(ArmdError, match="no model in"):
+        serve(Serving(str(tmp_path), port=0))
+
+
+def test_another_address_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    from types import SimpleNamespace
+
+    from armd.serve.command import say
+
+    service = SimpleNamespace(name="poet", limits=SimpleNamespace(places=8))
+    say(Serving("x"), service, 8000)
+    assert capsys.readouterr().err == ""
+    say(Serving("x", host="0.0.0.0"), service, 8000)
+    assert "other machines" in capsys.readouterr().err
+
+
+def test_a_run_is_called_by_its_own_name(tmp_path: Path) -> None:
+    assert name_of(str(tmp_path / "demo" / "run" / "export")) == "demo"
+    assert name_of(str(tmp_path / "poet")) == "poet"

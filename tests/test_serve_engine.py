@@ -1,0 +1,218 @@
+"""The engine's laws: everyone gets the text they would get alone, to the last bit; places are never
+lost; a full queue says so; the end keeps what there is."""
+
+import threading
+import time
+
+import pytest
+import torch
+from eval_models import tiny_armd
+
+import armd
+from armd import fast, native
+from armd.canvas import from_blanks
+from armd.sampling import Sampling
+from armd.seeds import seeded
+from armd.serve.engine import Busy, Engine, Job, Stopping
+from armd.serve.events import Drawn, Ended, Failed
+
+
+class Hearer:
+    """Collects what the engine tells about one text."""
+
+    def __init__(self) -> None:
+        self.landed: dict[int, tuple[int, float]] = {}
+        self.end: Ended | Failed | None = None
+        self.over = threading.Event()
+        self.begun = threading.Event()
+
+    def __call__(self, event) -> None:
+        if isinstance(event, Drawn):
+            for at in event.at:
+                assert at.position not in self.landed
+                self.landed[at.position] = (at.token, at.logp)
+            self.begun.set()
+        else:
+            self.end = event
+            self.over.set()
+
+
+def task(index: int, vocabulary: int = 300):
+    """Texts of every kind: lengths, prompts, blanks, streams, orders, sampling."""
+    g = seeded("task", index)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=g))
+
+    n = draw(6, 60)
+    tokens = torch.randint(vocabulary, (1, n), generator=g)
+    known = torch.arange(n) < draw(0, n - 5)
+    if index % 3 == 1:
+        known = torch.rand(n, generator=g) < 0.5
+        known[:4] = False
+    blanks = int((~known).sum())
+    kinds = [
+        armd.order.strided(blanks, draw(1, 4)),
+        armd.order.random(blanks, generator=g),
+        armd.order.masking(blanks, 5, generator=g),
+    ]
+    order = armd.order.completing(known, kinds[index % 3])
+    sampling = [{}, {"top_p": 0.9}, {"temperature": 0.7, "repetition_penalty": 1.3}][index % 3]
+    eos = 7 if index % 4 == 0 else None
+    return from_blanks(tokens, known[None], order=order), Sampling(**sampling), eos
+
+
+def job(index: int, hearer, **more) -> Job:
+    canvas, sampling, eos = task(index)
+    return Job(canvas, sampling, seeded(0, index), hearer, eos=eos, **more)
+
+
+def alone(model, index: int) -> dict[int, tuple[int, float]]:
+    from armd.generation import fill
+
+    canvas, sampling, eos = task(index)
+    found = {}
+    for step in fill(model, canvas, sampling=sampling, generator=[seeded(0, index)], eos=eos):
+        columns = (step.position[0], step.token[0], step.logp[0], step.drawn[0])
+        for position, token, logp, drawn in zip(*(c.tolist() for c in columns), strict=True):
+            if drawn:
+                found[position] = (token, logp)
+    return found
+
+
+def packed(**changes):
+    return fast.pack(tiny_armd(d_model=64, n_heads=4, **changes))
+
+
+@pytest.fixture
+def engine():
+    made = Engine(packed(), places=3, queue=100).start()
+    yield made
+    made.stop()
+    assert made.join(20)
+
+
+def at_rest(engine: Engine) -> None:
+    """All places are free again, nothing waits."""
+    for _ in range(200):
+        if len(engine.pool.free) == engine.places and not engine.active and not engine.waiting:
+            return
+        time.sleep(0.02)
+    raise AssertionError("a place is stuck")
+
+
+@pytest.mark.parametrize("query", ["prefix", "mean"])
+@pytest.mark.skipif(native.library() is None, reason="no C compiler here: equal up to rounding alone")
+def test_everyone_gets_the_text_they_get_alone_bit_for_bit(query: str) -> None:
+    """Texts of all kinds come in at odd times, some leave again; tokens and log-probabilities."""
+    model = packed(query=query)
+    engine = Engine(model, places=5, queue=100).start()
+    hearers = [Hearer() for _ in range(24)]
+    left = []
+    for index, hearer in enumerate(hearers):
+        left += engine.submit([job(index, hearer)])
+        left += engine.submit([job(100 + index, Hearer())])
+        time.sleep(0.003 * (index % 4))
+        if index % 2:
+            engine.cancel(left[1::2])
+    for index, hearer in enumerate(hearers):
+        assert hearer.over.wait(60) and isinstance(hearer.end, Ended)
+        assert hearer.landed == alone(model, index), index
+    at_rest(engine)
+    engine.stop()
+    assert engine.join(20)
+
+
+def test_plain_weights_give_the_same_tokens() -> None:
+    """Common products differ in their last bits between batches; the draws do not notice."""
+    model = tiny_armd()
+    engine = Engine(model, places=4).start()
+    hearers = [Hearer() for _ in range(8)]
+    engine.submit([job(index, hearer) for index, hearer in enumerate(hearers)])
+    for index, hearer in enumerate(hearers):
+        assert hearer.over.wait(60)
+        expected = alone(model, index)
+        assert {p: t for p, (t, _) in hearer.landed.items()} == {
+            p: t for p, (t, _) in expected.items()
+        }
+    engine.stop()
+
+
+def test_an_autoregressive_model_is_served_too() -> None:
+    model = packed(query="shift")
+    engine = Engine(model, places=4).start()
+    prompts = [[1], [2, 3, 4], [5, 6]]
+    hearers = [Hearer() for _ in prompts]
+    jobs = []
+    for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
+        known = torch.arange(20) < len(prompt)
+        tokens = torch.tensor([prompt + [0] * (20 - len(prompt))])
+        jobs.append(Job(from_blanks(tokens, known[None]), Sampling(), seeded(0, index), hearer))
+    engine.submit(jobs)
+    for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
+        assert hearer.over.wait(60)
+        text = armd.generate(model, length=20, prompt=[prompt], generator=[seeded(0, index)])
+        drawn = [hearer.landed[p][0] for p in range(len(prompt), 20)]
+        assert drawn == text[0, len(prompt) :].tolist()
+    engine.stop()
+
+
+def test_a_full_queue_is_refused_whole_and_has_room_again(engine: Engine) -> None:
+    hearers = [Hearer() for _ in range(3 + 100)]
+    with pytest.raises(Busy) as refused:
+        engine.submit([job(i, Hearer()) for i in range(3 + 100 + 1)])
+    assert 1 <= refused.value.seconds <= 60
+    engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
+    assert all(hearer.over.wait(60) for hearer in hearers)
+    at_rest(engine)
+
+
+def test_who_goes_away_is_told_nothing_and_frees_the_place(engine: Engine) -> None:
+    hearers = [Hearer() for _ in range(12)]
+    tickets = engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
+    hearers[0].begun.wait(20)
+    engine.cancel(tickets)
+    at_rest(engine)
+    assert engine.metrics.abandoned + engine.metrics.done >= 3
+    after = Hearer()
+    engine.submit([job(1, after)])
+    assert after.over.wait(20) and after.landed == alone(engine.model, 1)
+
+
+def test_a_text_that_fails_takes_no_other_with_it(engine: Engine) -> None:
+    good, bad = Hearer(), Hearer()
+    canvas, sampling, _ = task(0)
+    canvas.tokens[0, 0], canvas.known[0, 0] = 10**6, True  # outside the vocabulary
+    engine.submit([Job(canvas, sampling, seeded(0), bad), job(2, good)])
+    assert bad.over.wait(20) and isinstance(bad.end, Failed)
+    assert good.over.wait(20) and good.landed == alone(engine.model, 2)
+    at_rest(engine)
+
+
+def test_time_and_shutdown_end_a_text_with_what_it_has() -> None:
+    engine = Engine(packed(), places=2).start()
+    late, kept, cut = Hearer(), Hearer(), Hearer()
+    engine.submit([job(2, late, deadline=time.monotonic() - 1)])
+    assert late.over.wait(20) and late.end == Ended("length", "time") and not late.landed
+    engine.submit([job(2, kept)])
+    engine.stop(grace=30)
+    assert kept.over.wait(20) and kept.end == Ended("length")
+    assert engine.join(20)
+    with pytest.raises(Stopping):
+        engine.submit([job(1, Hearer())])
+    slow = Engine(packed(), places=1).start()
+    first = Hearer()
+    slow.submit([job(2, first), job(5, cut)])
+    slow.stop(grace=0)
+    assert cut.over.wait(20) and cut.end == Ended("length", "shutdown")
+    assert slow.join(20)
+
+
+def test_errands_have_the_model_for_themselves(engine: Engine) -> None:
+    hearer = Hearer()
+    engine.submit([job(2, hearer)])
+    threads = {engine.errand(threading.get_ident).result(20) for _ in range(3)}
+    assert threads == {engine.thread.ident}
+    with pytest.raises(ZeroDivisionError):
+        engine.errand(lambda: 1 // 0).result(20)
+    assert hearer.over.wait(20) and hearer.landed == alone(engine.model, 2)
