@@ -24,7 +24,7 @@ from eval_models import (
 from armd.bench.eval import bench_eval
 from armd.errors import ArmdError
 from armd.eval.perplexity import Scoring, perplexity
-from armd.eval.ppl import eval_ppl, shown
+from armd.eval.ppl import eval_ppl, shown, used
 from armd.eval.report import report
 from armd.eval.scorer import CausalScorer
 from armd.eval.windows import PROTOCOLS
@@ -227,9 +227,9 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, unchecked):
 def test_a_model_that_only_bounds_is_marked_wherever_its_figures_stand(tmp_path, capsys):
     found = score(stub(Known(-1.0, bound=True)))
     assert found["bound"]
-    settings = {"model": "bounded", "protocol": "exact", "order": "left-to-right", "window": 16}
+    settings = {"model": "bounded", "protocol": "exact", "window": 16, **used(Scoring(), True)}
     result = found | {"settings": settings}
-    assert "<=2.718" in shown([result], PROTOCOLS["exact"], Scoring(), 16)
+    assert "<=2.718" in shown([result], PROTOCOLS["exact"], Scoring(), 16, True)
     rows = result | {"settings": settings | {"protocol": "rows"}}
     (tmp_path / "a.json").write_text(json.dumps({"kind": "ppl", "results": [result, rows]}))
     report((tmp_path,), out=tmp_path / "out")

@@ -61,7 +61,8 @@ class Loaded:
         else:
             layers = f"{getattr(config, 'num_hidden_layers', '?')} layers"
             width = getattr(config, "hidden_size", "?")
-        words = f"{self.kind}, {layers}, width {width}, {self.parameters:,} weights"
+        kind = f"{config.model} ({self.kind})" if self.kind == "armd-baseline" else self.kind
+        words = f"{kind}, {layers}, width {width}, {self.parameters:,} weights"
         return words + trained(Path(self.name))
 
     def scorer(self) -> Scorer:

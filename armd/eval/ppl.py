@@ -56,10 +56,10 @@ def eval_ppl(
     made = []
     with joined() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
-        length = window or min(1024, loaded.scorer().max_length)
-        bound = loaded.scorer().bound
+        scorer = loaded.scorer()
+        length = window or min(1024, scorer.max_length)
         for corpus in corpora:
-            settings = settings_of(loaded, corpus, protocol, length, used(scoring, bound))
+            settings = settings_of(loaded, corpus, protocol, length, scoring)
             same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
             result = next(same, None)
             if result is None:
@@ -70,12 +70,12 @@ def eval_ppl(
                     write_results(json, "ppl", done)
             made.append(result)
         if ranks.first:
-            print(shown(made, chosen, scoring, length, bound))
+            print(shown(made, chosen, scoring, length, scorer.bound))
     return made
 
 
 def settings_of(
-    loaded: Loaded, corpus: Corpus, protocol: str, window: int, used: dict[str, Any]
+    loaded: Loaded, corpus: Corpus, protocol: str, window: int, scoring: Scoring
 ) -> dict[str, Any]:
     """What a result depends on: with the same settings it need not be made again."""
     return {
@@ -85,7 +85,7 @@ def settings_of(
         "precision": loaded.precision,
         "protocol": protocol,
         "window": window,
-        **used,
+        **used(scoring, loaded.scorer().bound),
         "text": corpus.fingerprint,
     }
 

@@ -99,7 +99,8 @@ def zero_shot_rows(found: Findings, origins: Origins, *, large: bool) -> list[li
 def ordered(settings: dict[str, Any]) -> str:
     """The order's name, with what it depends on."""
     words = {"strided": f" S={settings.get('streams')}", "masking": f" T={settings.get('steps')}"}
-    return settings["order"] + words.get(settings["order"], "")
+    order = settings.get("order", "its own bound")  # a bound is over the model's noise, not orders
+    return order + words.get(order, "")
 
 
 def perplexity(result: Result) -> str:
