@@ -90,7 +90,7 @@ def samplers(study: Study) -> list[Sampler]:
         if run == "ar":
             found.append(Sampler("ar", "ar", n, partial(by_streams, n, 1), scale.samples))
             continue
-        for steps in (n, n // 4) if run.startswith("bd3lm") else (n, n // 2, n // 4):
+        for steps in (n, n // 4):
             write = partial(by_steps, n, steps)
             found.append(Sampler(f"{run} T={steps}", run, steps, write, scale.judged))
     return found

@@ -21,7 +21,7 @@ from .scores import BATCH, Batches, heldout, load, weights_of
 from .workers import require
 
 STREAMS = (2, 4, 8, 16)
-ROWS = 128
+ROWS = 64
 """Windows are enough: all orders score the same ones, and only differences count."""
 
 

