@@ -52,11 +52,14 @@ class SkinnyLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
-        out = rows.new_empty(len(rows), self.outputs)
+        count = rows.shape[0]
+        out = rows.new_empty(count, self.outputs)
         scale = 0 if self.scale is None else self.scale.data_ptr()
-        for few, made in zip(rows.split(FEW), out.split(FEW), strict=True):
-            sizes = (len(few), self.depth, self.outputs)
-            self.product(few.data_ptr(), self.panels.data_ptr(), scale, made.data_ptr(), *sizes)
+        panels, given, made = self.panels.data_ptr(), rows.data_ptr(), out.data_ptr()
+        for start in range(0, count, FEW):
+            sizes = (min(FEW, count - start), self.depth, self.outputs)
+            at, into = given + 4 * start * self.depth, made + 4 * start * self.outputs
+            self.product(at, panels, scale, into, *sizes)
         return out.view(*x.shape[:-1], self.outputs)
 
     def matrix(self) -> Float[Tensor, "n m"]:

@@ -48,31 +48,39 @@ def advance(
 def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     """One pass of several caches. Returns the final query rows of each."""
     lanes, shift = _lanes(parts), model.config.query == "shift"
-    moves = [_shift_move(part) if shift else _move(model, part) for part in parts]
+    moves = [_shift_move(part) if shift else _move(part) for part in parts]
     low, high = [move.low for move in moves], [move.high for move in moves]
-    rows, turn = (_flat([getattr(m, name) for m in moves]) for name in ("rows", "turn"))
+    turn = _flat([move.turn for move in moves])
+    rows = _flat([part.context for part in parts])
     if shift:
         sizes, rows = lanes.contexts, _causal(model, 0, high, rows, turn, lanes.contexts)
     else:
-        rows = _two_streams(model, low, rows, turn, lanes)
+        both = rows.new_empty(1, sum(lanes.both), rows.shape[2])
+        both[:, lanes.context] = rows
+        both[:, lanes.query] = model.start_query(
+            _flat([move.sums for move in moves]), _flat([move.count for move in moves])
+        )
+        rows = _two_streams(model, low, both, turn, lanes)
         first, sizes = model.config.n_two_stream, lanes.queries
         rows = _causal(model, first, high, rows, turn[:, lanes.query], sizes)
     final = zip(model.norm(rows)[0].split(sizes), parts, strict=True)
-    return [rows.view(len(part.context), -1, rows.shape[1]) for rows, part in final]
+    return [rows.view(part.context.shape[0], -1, rows.shape[1]) for rows, part in final]
 
 
 @dataclass(frozen=True)
 class Move:
-    """A part on its way: its first rows, their turns, and how they enter the layers."""
+    """A part on its way: the sums its query rows start from, over how many context rows each, the
+    turns of all its rows, and how they enter the layers."""
 
-    rows: Float[Tensor, "b r d"]
+    sums: Float[Tensor, "b k d"]
+    count: Int[Tensor, "b k"]
     turn: Float[Tensor, "b r half 2"]
     low: Entry
     high: Entry
 
 
-def _move(model: ArmdLM, part: Part) -> Move:
-    """Mark what the part enters, and start its query rows from the prefix state."""
+def _move(part: Part) -> Move:
+    """Mark what the part enters, and ask the prefix state for its query rows."""
     cache, placing, old = part.cache, part.placing, part.cache.mark
     m, k = part.context_position.shape[1], part.query_position.shape[1]
     key, query = cache.code[part.context_position], cache.code[part.query_position]
@@ -85,8 +93,10 @@ def _move(model: ArmdLM, part: Part) -> Move:
         sums = prefix_sums_in_blocks(query, key, part.context, placing.strict_limit)
     else:
         sums = query @ state
-    count = torch.full_like(part.query_position, cache.mark.context)
-    first = model.start_query(sums, count if placing is None else placing.strict_limit)
+    if placing is None:
+        count = torch.full_like(part.query_position, cache.mark.context)
+    else:
+        count = placing.strict_limit
     low = Entry(cache, old.context, cache.mark.context)
     high = Entry(cache, old.query, cache.mark.query)
     if placing is not None:
@@ -94,7 +104,7 @@ def _move(model: ArmdLM, part: Part) -> Move:
         low = replace(low, slot=placing.context_slot, limit=limit)
         high = replace(high, slot=placing.query_slot, limit=placing.query_limit)
     turn = cache.turn[torch.cat([part.context_position, part.query_position], 1)]
-    return Move(torch.cat([part.context, first], 1), turn, low, high)
+    return Move(sums, count, turn, low, high)
 
 
 def _shift_move(part: Part) -> Move:
@@ -106,7 +116,8 @@ def _shift_move(part: Part) -> Move:
     entry = Entry(cache, old.context, count)
     if placing is not None:
         entry = replace(entry, slot=placing.context_slot, limit=placing.context_limit)
-    return Move(part.context, cache.turn[part.context_position], entry, entry)
+    none, turn = part.query_position[:, :0], cache.turn[part.context_position]
+    return Move(part.context[:, :0], none, turn, entry, entry)
 
 
 @dataclass(frozen=True)
