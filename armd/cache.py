@@ -126,7 +126,7 @@ class Entry:
         """Keep the keys and values of layer `index`."""
         stores = (self.cache.keys[index], self.cache.values[index])
         for store, rows in zip(stores, made, strict=True):
-            rows = rows.view(len(store), -1, *rows.shape[1:])
+            rows = rows.view(store.shape[0], -1, *rows.shape[1:])
             if self.slot is None:
                 store[:, self.start : self.count] = rows
             else:
@@ -136,7 +136,7 @@ class Entry:
         """What the rows see in layer `index`; where only the last rows of each text look, they."""
         stores = (self.cache.keys[index], self.cache.values[index])
         keys, values = (store[:, : self.count] for store in stores)
-        query = query.view(len(keys), -1, *query.shape[1:])
+        query = query.view(keys.shape[0], -1, *query.shape[1:])
         mask = "all" if self.mask is None else self.mask[:, :, -query.shape[1] :]
         return attention(query, keys, values, mask).flatten(0, 1)
 

@@ -35,15 +35,15 @@ def broken_off(process) -> None:
     ready = process.stdout.readline()
     assert ready.startswith("poet is ready at http://127.0.0.1:"), process.stderr.read()
     line = http.client.HTTPConnection("127.0.0.1", int(ready.split(":")[2].split()[0]), timeout=60)
-    body = json.dumps({"prompt": "x", "max_tokens": 500, "stream": True})
-    line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    body = json.dumps({"text": "a ____", "blank_length": 500})
+    line.request("POST", "/v1/infill", body, {"Content-Type": "application/json"})
     answer = line.getresponse()
     assert answer.status == 200 and answer.readline()
     os.kill(process.pid, signal.SIGTERM)
-    rest = answer.read()
-    assert rest.endswith(b"data: [DONE]\n\n")
-    last = json.loads(rest.split(b"\n\n")[-3][6:])["choices"][0]
-    assert last["finish_reason"] in ("length", "stop")
+    last = json.loads(answer.read().split(b"\n\n")[-2][6:])
+    assert last["type"] == "end" and last["finish_reason"] == "length"
+    there = sum(token is not None for token in last["tokens"])
+    assert there == 501 if "cut" not in last else (last["cut"] == "shutdown" and 0 < there < 501)
     line.close()
     assert process.wait(30) == 0
     assert "Traceback" not in process.stderr.read()

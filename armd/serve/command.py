@@ -97,9 +97,10 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
                 ready()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            # a second signal does not wait
-            service.engine.stop(0.0 if self.should_exit else grace)
-            super().handle_exit(sig, frame)
+            # not uvicorn's own, which would kill the process with the same signal in the end
+            again = self.should_exit
+            service.engine.stop(0.0 if again else grace)
+            self.should_exit, self.force_exit = True, again
 
     return Server
 
