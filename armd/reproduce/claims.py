@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tables import LABELS, markdown, perplexity_of
+from .tables import LABELS, at_equal_entropy, markdown, perplexity_of
 
 RIVALS = ("mdlm", "sedd-absorb", "sedd-uniform", "radd", "d3pm", "bd3lm-4", "bd3lm-16")
 
@@ -54,7 +54,7 @@ def parallel(entries: dict[str, Any]) -> list[list[str]]:
         for s, limit in ((2, 1.05), (4, 1.10)):
             many = entries.get(f"sbp-20 S={s}", {}).get("figures", {})
             if key in one and key in many:
-                ratio = many[key] / one[key]
+                ratio = at_equal_entropy(entries, judge, f"sbp-20 S={s}", "sbp-20 S=1")
                 error = (one[noise] ** 2 + many[noise] ** 2) ** 0.5
                 rows.append(
                     row(

@@ -30,6 +30,8 @@ from .workers import require
 BATCH = 64
 TRIED = 16
 """Texts that the search for a temperature draws each time."""
+SLOPE = {"sharper": 0.85, "flatter": 1.0}
+"""Temperatures at which one sampler is judged to see what a bit of entropy is worth."""
 STREAMS = {"armd": (1, 4), "sbp-10": (1, 2, 4), "sbp-20": (1, 2, 4, 8), "sbp-40": (1, 2, 4)}
 
 
@@ -76,6 +78,13 @@ def measure(study: Study, findings: Findings) -> None:
             model, loaded = load(folder), sampler.run
         now = {**facts, **weights_of(folder), "texts": sampler.texts, "bits": bits}
         findings.entry(sampler.name, now, partial(write_and_judge, sampler, model, bits, judges))
+    steady = next(sampler for sampler in samplers(study) if sampler.name == "sbp-20 S=1")
+    model = load(require(study, steady.run))
+    for name, temperature in SLOPE.items():
+        now = {**facts, **weights_of(study.run(steady.run)), "temperature": temperature}
+        findings.entry(
+            f"slope {name}", now, partial(at_temperature, steady, model, temperature, judges)
+        )
 
 
 def samplers(study: Study) -> list[Sampler]:
@@ -150,6 +159,13 @@ def write_and_judge(sampler: Sampler, model: Any, bits: float, judges: Judges) -
         "seconds_a_text": seconds / len(texts),
         **judged(texts, judges),
     }
+
+
+def at_temperature(
+    sampler: Sampler, model: Any, temperature: float, judges: Judges
+) -> dict[str, Any]:
+    texts, _ = sampler.write(model, temperature, range(sampler.texts // 2))
+    return judged(texts, judges)
 
 
 def judged(texts: list[list[int]], judges: Judges) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from math import exp
+from math import exp, log
 from typing import Any
 
 from ..eval.paper import SECONDS_A_SAMPLE, TABLE_1_SMALL, TABLE_2, TABLE_3, TABLE_4
@@ -103,23 +103,45 @@ def perplexity_table(entries: Entries) -> str:
     return markdown(header, rows)
 
 
+def slope(entries: Entries, judge: str) -> float:
+    """What a bit of entropy adds to the logarithm of a judge's perplexity, seen at two temperatures
+    of one sampler; 0 where it was not measured."""
+    ends = [entries.get(f"slope {name}", {}).get("figures", {}) for name in ("sharper", "flatter")]
+    key = f"{judge}_perplexity"
+    if not all(key in end for end in ends):
+        return 0.0
+    rise = log(ends[1][key] / ends[0][key])
+    return rise / (ends[1]["entropy_bits"] - ends[0]["entropy_bits"])
+
+
+def at_equal_entropy(entries: Entries, judge: str, name: str, base: str) -> float:
+    """The ratio of two samplers' perplexities; what is left of a difference in their entropies is
+    taken out with `slope`."""
+    many, one = (entries[key]["figures"] for key in (name, base))
+    key, rest = f"{judge}_perplexity", many["entropy_bits"] - one["entropy_bits"]
+    return many[key] / one[key] * exp(-slope(entries, judge) * rest)
+
+
 def generation_table(entries: Entries) -> str:
     header = ["sampler", "passes", "temperature", "entropy, bits", "SmolLM2 ppl", "over S=1"]
     header += ["own judge ppl", "over S=1", "s a text", "paper: ppl (bits)"]
     rows = []
     for name, entry in entries.items():
+        if name.startswith("slope"):
+            continue
         f = entry["figures"]
         if "failed" in f:
             rows.append([name, *["-"] * 8, f["failed"].split(";")[0]])
             continue
-        base = entries.get(re.sub(r" [ST]=\d+$", " S=1", name), {}).get("figures", {})
+        base = re.sub(r" S=\d+$", " S=1", name)
         row = [name, str(f.get("calls", "-"))]
         row += [f"{f['temperature']:.3f}" if "temperature" in f else "-"]
         row += [f"{f['entropy_bits']:.2f}"]
         for judge in ("large", "own"):
             key = f"{judge}_perplexity"
             row.append(f"{f[key]:.1f} ± {100 * f[f'{judge}_error']:.1f} %" if key in f else "-")
-            row.append(f"{f[key] / base[key]:.3f}" if key in f and key in base else "-")
+            compared = key in f and base in entries and base.endswith("S=1")
+            row.append(f"{at_equal_entropy(entries, judge, name, base):.3f}" if compared else "-")
         row += [f"{f['seconds_a_text']:.3f}" if "seconds_a_text" in f else "-", in_table_2(name)]
         rows.append(row)
     return markdown(header, rows)
