@@ -102,7 +102,9 @@ def at_rest(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("query", ["prefix", "mean"])
-@pytest.mark.skipif(native.library() is None, reason="no C compiler here: equal up to rounding alone")
+@pytest.mark.skipif(
+    native.library() is None, reason="no C compiler here: equal up to rounding alone"
+)
 def test_everyone_gets_the_text_they_get_alone_bit_for_bit(query: str) -> None:
     """Texts of all kinds come in at odd times, some leave again; tokens and log-probabilities."""
     model = packed(query=query)
