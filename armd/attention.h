@@ -52,7 +52,7 @@ INLINE vec sums(const vec x[8]) {
 }
 
 /* Scores of one chunk of a text, (rows, heads, CHUNK): eight keys at a time against all rows. The
- * values will be wanted next, so they are fetched meanwhile. */
+ * next keys and the values will be wanted soon, so they are fetched meanwhile. */
 INLINE void score(const float *query, const float *keys, const float *values, long rows, long heads,
                   const long width, long slots, float *scores) {
     const float scale = 1 / sqrtf(width);
@@ -62,7 +62,10 @@ INLINE void score(const float *query, const float *keys, const float *values, lo
             for (long j = 0; j < 8; j++) {
                 const long at = ((s + j < slots ? s + j : slots - 1) * heads + h) * width;
                 key[j] = keys + at;
-                for (long i = 0; i < width; i += 16) __builtin_prefetch(values + at + i);
+                for (long i = 0; i < width; i += 16) {
+                    __builtin_prefetch(values + at + i);
+                    __builtin_prefetch(key[j] + 8 * heads * width + i);
+                }
             }
             for (long r = 0; r < rows; r++) {
                 const float *q = query + (r * heads + h) * width;
@@ -80,9 +83,11 @@ INLINE void weigh(float *score, const float *value, long seen, long step, const 
     for (long s = seen; s < CHUNK; s++) score[s] = -INFINITY;
     vec most = *(vec *)score, total = {0};
     for (long s = 8; s < CHUNK; s += 8) most = larger(most, *(vec *)(score + s));
-    for (long j = 1; j < 8; j++) most[0] = most[j] > most[0] ? most[j] : most[0];
+    most = larger(most, SHUFFLE(most, most, 4, 5, 6, 7, 0, 1, 2, 3));
+    most = larger(most, SHUFFLE(most, most, 2, 3, 0, 1, 6, 7, 4, 5));
+    most = larger(most, SHUFFLE(most, most, 1, 0, 3, 2, 5, 4, 7, 6));
     for (long s = 0; s < CHUNK; s += 8)
-        *(vec *)(score + s) = exponential(*(vec *)(score + s) - most[0]);
+        *(vec *)(score + s) = exponential(*(vec *)(score + s) - most);
     for (long s = seen; s < CHUNK; s++) score[s] = 0;
     for (long s = 0; s < CHUNK; s += 8) total += *(vec *)(score + s);
     for (long i = 0; i < width; i += 64) {

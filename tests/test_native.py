@@ -43,7 +43,7 @@ def turns_of(rows: int, d_head: int, generator: torch.Generator) -> torch.Tensor
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     d_head=st.sampled_from([8, 16, 24, 64, 72]),
     shapes=st.lists(
@@ -76,7 +76,7 @@ def test_a_layer_in_c_is_the_layer(d_head: int, shapes: list, seed: int) -> None
     count = sum(entry.batch * entry.rows for entry in entries)
     rows, turn = torch.randn(1, count, 2 * d_head, generator=g), turns_of(count, d_head, g)
     for last in (False, True):
-        if last and not any(entry.rows > entry.own for entry in entries):
+        if last and not all(entry.rows > entry.own for entry in entries):
             continue
         both = []
         for side in (model, packed):

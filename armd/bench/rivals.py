@@ -57,7 +57,8 @@ def gpt2_side(config: ArmdConfig, batch: int, length: int, device: Any, *, passe
         shape = (batch, config.n_heads, start, config.d_head)
         cache = DynamicCache()
         for index in range(config.n_layers if start else 0):
-            cache.update(*(torch.zeros(shape, device=device) for _ in range(2)), index)
+            key, value = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+            cache.update(key, value, index)
         tokens = torch.zeros(batch, start + 1, dtype=torch.long, device=device)
         options = {"max_new_tokens": each, "min_new_tokens": each, "do_sample": True, "top_k": 0}
         options |= {"pad_token_id": 0, "attention_mask": torch.ones_like(tokens)}
