@@ -110,7 +110,7 @@ def load(
     found = model_tokenizer(str(folder or name), tokenizer)
     loaded = Loaded(
         name,
-        "armd" if knows_orders(model_name) else model.config.model_type,
+        "armd" if kind in OURS and knows_orders(model_name) else model.config.model_type,
         model.eval().to(find_device(device)),
         found,
         precision,

@@ -116,7 +116,7 @@ def row_totals(
     from .scorer import BaselineScorer
 
     if isinstance(scorer, BaselineScorer):
-        source = generator(scoring.seed, windows[0].index, draw)
+        source = seeded(scoring.seed, windows[0].index, draw)
         return scorer.row_log_probs(tokens, scored, source)
     log_p = scorer.log_probs(tokens, draw_orders(windows, scoring, draw), skip)
     return log_p.double().masked_fill(~scored, 0.0).sum(1)
