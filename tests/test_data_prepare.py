@@ -86,10 +86,17 @@ def test_second_run_says_done_and_other_options_are_refused(tmp_path: Path):
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
 
 
+def heed_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(run: list[str], staging: Path) -> subprocess.Popen[bytes]:
     """A run that has begun to write its tokens. It has no pipe to us, which orphans would hold."""
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(run, stdout=quiet, stderr=quiet, start_new_session=True)
+    process = subprocess.Popen(
+        run, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=heed_interrupts
+    )
     deadline = time.monotonic() + 60
     while not any(p.stat().st_size for p in staging.glob("train-*.bin")):
         assert process.poll() is None and time.monotonic() < deadline

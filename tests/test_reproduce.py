@@ -45,7 +45,9 @@ def command(data: Path, folder: Path, *words: str) -> list[str]:
 
 def test_an_interrupted_study_goes_on_and_measures_nothing_twice(data: Path, tmp_path: Path):
     words = command(data, tmp_path, "price")
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    # a shell's background jobs ignore Ctrl-C, and so would their children
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     assert first.stdout is not None
     for line in first.stdout:
         if "done in" in line:
