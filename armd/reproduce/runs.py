@@ -74,7 +74,7 @@ def generation_runs(scale: Scale) -> list[Trained]:
     return [*runs, Trained("judge", with_model(scale.judge, "ar"))]
 
 
-WRITERS = ("ar", "sedd-absorb", "mdlm", "bd3lm-4")
+WRITERS = ("ar", "sedd-absorb", "mdlm")
 """The rivals whose samples are judged."""
 
 
