@@ -30,7 +30,7 @@ class Scale:
     judged: int
     """Of these, how many the large judge reads."""
     seeds: tuple[int, ...]
-    """Of our own model and AR; the others are trained once."""
+    """Of our own model; the others are trained once."""
     jobs: int
     """Runs that train side by side."""
 
