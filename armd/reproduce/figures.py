@@ -145,8 +145,8 @@ def price_figure(figure: Any, entries: Entries) -> None:
         )  # fmt: skip
     axis.set_xticks(range(len(names)), names)
     axis.set_ylabel("nats per token above left to right")
-    axis.legend(frameon=False, ncols=2)
     axis.grid(alpha=0.25, axis="y")
+    figure.legend(loc="outside upper center", frameon=False, ncols=5)
 
 
 def latency_figure(figure: Any, entries: Entries) -> None:
