@@ -148,7 +148,7 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
         for name in MATRICES:
             linear = cast(nn.Linear, getattr(layer, name))
             setattr(layer, name, SkinnyLinear(linear.weight, int8=weights == "int8"))
-        layer.__class__ = FAST[type(layer)]
+        layer.__class__ = FAST.get(type(layer), type(layer))
     cast(FastLM, fast).head = SkinnyLinear(fast.embedding.weight, int8=weights == "int8")
     return fast.eval()
 

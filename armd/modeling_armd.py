@@ -5,7 +5,7 @@ for each token to predict. Row k of G sees only blocks before its own, so its lo
 log p(x_k | all tokens of earlier blocks, the position of x_k). One pass scores a whole order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Sight:
     """What each row may see and where it stands, worked out once and used by every layer."""
 
     context_turn: Float[Tensor, "b n half 2"]
-    query_turn: Float[Tensor, "b n half 2"]
+    query_turn: Float[Tensor, "b n turns 2"]
     limit: Int[Tensor, "b n"] | None
     """How many context rows each query row sees (M^sc); None for 1, 2, 3 ...: single tokens."""
     strict: Mask = None
@@ -86,6 +86,7 @@ class ArmdLM(StrictModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules = ["TwoStreamLayer", "LastTwoStreamLayer", "CausalLayer"]  # noqa: RUF012
+    causal_layer = CausalLayer
     config: ArmdConfig
 
     def __init__(self, config: ArmdConfig) -> None:
@@ -94,7 +95,7 @@ class ArmdLM(StrictModel):
         self.bos = nn.Parameter(torch.empty(config.d_model))
         two = 0 if config.query == "shift" else config.n_two_stream
         kinds = [TwoStreamLayer] * (two - 1) + [LastTwoStreamLayer] * (two > 0)
-        kinds += [CausalLayer] * (config.n_layers - two)
+        kinds += [self.causal_layer] * (config.n_layers - two)
         self.layers = nn.ModuleList(kind(config) for kind in kinds)
         if config.query == "prefix":
             self.position_code = PositionCode(config.d_model, config.d_pe)
@@ -142,7 +143,10 @@ class ArmdLM(StrictModel):
         context = self.dropout(self.context_rows(drawn[:, :-1]))
         sight = look(order, self.config, context.dtype)
         if self.config.query == "shift":
-            rows = self.one_stream(context, self.codes(len(order) + 1), order.position + 1)
+            wanted = order.position + 1
+            rows = self.one_stream(context, self.codes(len(order) + 1), wanted)
+            turn = self.one_stream_turn(sight.context_turn, turns(wanted, self.config))
+            sight = replace(sight, query_turn=turn.to(context.dtype))
         else:
             rows = torch.stack([context, self._first_query(context, order, sight)])
         for layer in self.layers:
@@ -166,6 +170,12 @@ class ArmdLM(StrictModel):
         """The first rows of the shifted query. Row k holds the last token and predicts the one at
         wanted[k]; left to right it need not be told where that is."""
         return context
+
+    def one_stream_turn(
+        self, own: Float[Tensor, "b n half 2"], wanted: Float[Tensor, "b2 n half 2"]
+    ) -> Float[Tensor, "b n turns 2"]:
+        """How these rows are turned: each to where its own token stands."""
+        return own
 
     def codes(self, length: int) -> Float[Tensor, "n p"]:
         """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""

@@ -130,7 +130,8 @@ def _shift_move(model: ArmdLM, part: Part) -> Move:
         part.query_position < cache.spare, part.query_position[:, -1:]
     )
     rows = model.one_stream(part.context, cache.code, wanted)
-    return Move(rows, cache.turn[part.context_position], entry, entry)
+    turn = model.one_stream_turn(cache.turn[part.context_position], cache.turn[wanted])
+    return Move(rows, turn, entry, entry)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ def evaluated(
 def used(scoring: Scoring, bound: bool) -> dict[str, Any]:
     """The settings that the result depends on."""
     settings = asdict(scoring)
-    del settings["batch"]
+    if not bound:  # whose windows share their noise with those beside them
+        del settings["batch"]
     needs = {
         "streams": scoring.order == "strided",
         "steps": scoring.order == "masking",
