@@ -52,7 +52,7 @@ INLINE vec sums(const vec x[8]) {
 }
 
 /* Scores of one chunk of a text, (rows, heads, CHUNK): eight keys at a time against all rows. The
- * next keys and the values will be wanted soon, so they are fetched meanwhile. */
+ * values will be wanted next, so they are fetched meanwhile. */
 INLINE void score(const float *query, const float *keys, const float *values, long rows, long heads,
                   const long width, long slots, float *scores) {
     const float scale = 1 / sqrtf(width);
@@ -62,10 +62,7 @@ INLINE void score(const float *query, const float *keys, const float *values, lo
             for (long j = 0; j < 8; j++) {
                 const long at = ((s + j < slots ? s + j : slots - 1) * heads + h) * width;
                 key[j] = keys + at;
-                for (long i = 0; i < width; i += 16) {
-                    __builtin_prefetch(values + at + i);
-                    __builtin_prefetch(key[j] + 8 * heads * width + i);
-                }
+                for (long i = 0; i < width; i += 16) __builtin_prefetch(values + at + i);
             }
             for (long r = 0; r < rows; r++) {
                 const float *q = query + (r * heads + h) * width;
