@@ -59,11 +59,10 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class ArmdScorer:
-    """Our model, under any order, in one pass."""
+class OurScorer:
+    """What our model and the rivals in its layers have in common: a start of their own."""
 
-    model: ArmdLM
-    bound = False
+    model: ArmdLM | Baseline
     from_nothing = True
     scores_first = True
 
@@ -78,6 +77,14 @@ class ArmdScorer:
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+
+@dataclass(frozen=True)
+class ArmdScorer(OurScorer):
+    """Our model, under any order, in one pass."""
+
+    model: ArmdLM
+    bound = False
 
     @property
     def any_order(self) -> bool:
@@ -91,26 +98,12 @@ class ArmdScorer:
 
 
 @dataclass(frozen=True)
-class BaselineScorer:
+class BaselineScorer(OurScorer):
     """A rival that bounds the likelihood of a whole row, in draws of its noise."""
 
     model: Baseline
     any_order = False
     bound = True
-    from_nothing = True
-    scores_first = True
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
-
-    @property
-    def max_length(self) -> int:
-        return self.model.config.max_length
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         raise ArmdError(

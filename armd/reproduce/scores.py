@@ -3,6 +3,7 @@ a bound for the others."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def heldout(study: Study) -> Batches:
 def weights_of(folder: Path) -> dict[str, Any]:
     """What tells a run's weights from those of another run."""
     recipe = read_recipe(folder)
+    with (folder / EXPORT / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
+        "sha256": digest[:16],
         "step": exported_step(folder / EXPORT),
         "seed": recipe.seed,
         "model": recipe.model,

@@ -142,18 +142,21 @@ def generation_table(entries: Entries) -> str:
             row.append(f"{f[key]:.1f} ± {100 * f[f'{judge}_error']:.1f} %" if key in f else "-")
             compared = key in f and base in entries and base.endswith("S=1")
             row.append(f"{at_equal_entropy(entries, judge, name, base):.3f}" if compared else "-")
-        row += [f"{f['seconds_a_text']:.3f}" if "seconds_a_text" in f else "-", in_table_2(name)]
+        row += [f"{f['seconds_a_text']:.3f}" if "seconds_a_text" in f else "-"]
+        row += [in_table_2(name, entry["facts"]["length"])]
         rows.append(row)
     return markdown(header, rows)
 
 
-def in_table_2(name: str) -> str:
+def in_table_2(name: str, length: int) -> str:
     """The paper's figure for the same sampler, if it has one."""
     rows = {"ar": "AR baseline", "sedd-absorb": "SEDD", "mdlm": "MDLM"}
-    rows |= {"sbp-10": "ARMD (rho=32, SBP 10K)", "sbp-20": "ARMD (rho=32, SBP 80K)"}
+    # by the share of the base run: 50K and 80K of 400K
+    rows |= {"sbp-10": "ARMD (rho=32, SBP 50K)", "sbp-20": "ARMD (rho=32, SBP 80K)"}
     run, _, how = name.partition(" ")
     found = TABLE_2.get(rows.get(run, ""))
-    column = {"": 0, "S=1": 0, "S=2": 1, "S=4": 2, "T=128": 0, "T=64": 1, "T=32": 2}.get(how)
+    part = length // int(how[2:]) if how.startswith("T=") else int(how[2:] or 1)
+    column = {1: 0, 2: 1, 4: 2}.get(part)
     return "-" if found is None or column is None else found[column]
 
 

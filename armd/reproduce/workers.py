@@ -15,7 +15,8 @@ from typing import IO
 from ..durable import write_text
 from ..errors import ArmdError
 from ..export import EXPORT, exported_step
-from ..recipe import Recipe, as_json
+from ..recipe import Recipe, as_json, differences
+from ..run import read_recipe
 from .runs import Study, Trained
 
 
@@ -30,9 +31,12 @@ class Worker:
 
 
 def done(study: Study, trained: Trained) -> bool:
-    """The run is at its last step, and its model is there."""
-    step = exported_step(study.run(trained.name) / EXPORT)
-    return step == trained.recipe.curriculum.total
+    """The run is at its last step, and it is a run of this very recipe. One of another recipe is
+    not done: the trainer will refuse to go on with it, and say why."""
+    folder = study.run(trained.name)
+    if exported_step(folder / EXPORT) != trained.recipe.curriculum.total:
+        return False
+    return not any(differences(read_recipe(folder), study.placed(trained)))
 
 
 def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "") -> dict[str, str]:
@@ -46,7 +50,7 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
     failed: dict[str, str] = {}
     try:
         while waiting or working:
-            for run in ready(study, waiting, failed)[: jobs - len(working)]:
+            for run in ready(study, runs, waiting)[: jobs - len(working)]:
                 waiting.remove(run)
                 working.append(start(study, run, jobs=jobs, launch=launch))
             if not working:  # what is left starts from runs that failed
@@ -60,25 +64,10 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
     return failed
 
 
-def ready(study: Study, waiting: list[Trained], failed: dict[str, str]) -> list[Trained]:
-    return [
-        run
-        for run in waiting
-        if run.name not in failed
-        and (not run.after or exported_step(study.run(run.after) / EXPORT) is not None)
-        and run.after not in {other.name for other in waiting}
-        and not unfinished(study, run.after)
-    ]
-
-
-def unfinished(study: Study, name: str) -> bool:
-    """The run to start from has an export, but not yet of its last step."""
-    if not name:
-        return False
-    from ..run import read_recipe
-
-    total = read_recipe(study.run(name)).curriculum.total
-    return exported_step(study.run(name) / EXPORT) != total
+def ready(study: Study, runs: list[Trained], waiting: list[Trained]) -> list[Trained]:
+    """Those that start from nothing, or from a run that is done."""
+    named = {run.name: run for run in runs}
+    return [run for run in waiting if not run.after or done(study, named[run.after])]
 
 
 def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
