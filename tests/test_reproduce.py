@@ -142,6 +142,25 @@ def test_the_page_keeps_what_a_person_wrote(tmp_path: Path):
     )
 
 
+def test_the_published_page_is_what_the_results_say(tmp_path: Path):
+    home = Path(__file__).parents[1]
+    if not (home / "results" / "reproduce-generation.json").exists():
+        pytest.skip("the study's results are not here")
+    page = (home / "docs" / "results.md").read_text("utf-8")
+    (tmp_path / "results.md").write_text(page, "utf-8")
+    write_page(home / "results", tmp_path)
+    assert (tmp_path / "results.md").read_text("utf-8") == page
+
+
+def test_a_run_of_another_recipe_is_not_done(data: Path, tmp_path: Path):
+    study, base = Study(tiny(), tmp_path, data), tiny().base
+    assert not train_all(study, [Trained("run", base)], jobs=1)
+    assert done(study, Trained("run", base))
+    other = replace(base, optimizer=replace(base.optimizer, learning_rate=1.0))
+    assert not done(study, Trained("run", other))
+    assert "learning_rate" in train_all(study, [Trained("run", other)], jobs=1)["run"]
+
+
 def test_an_entry_is_measured_again_only_for_other_weights(tmp_path: Path):
     counted = []
     for step in (1, 1, 2):

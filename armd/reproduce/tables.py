@@ -155,9 +155,11 @@ def in_table_2(name: str, length: int) -> str:
     rows |= {"sbp-10": "ARMD (rho=32, SBP 50K)", "sbp-20": "ARMD (rho=32, SBP 80K)"}
     run, _, how = name.partition(" ")
     found = TABLE_2.get(rows.get(run, ""))
+    if found is None:
+        return "-"
     part = length // int(how[2:]) if how.startswith("T=") else int(how[2:] or 1)
     column = {1: 0, 2: 1, 4: 2}.get(part)
-    return "-" if found is None or column is None else found[column]
+    return "-" if column is None else found[column]
 
 
 def price_table(entries: Entries) -> str:
