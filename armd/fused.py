@@ -4,6 +4,7 @@ On a CPU these passes, not the products between them, decide how close a step co
 Elsewhere the plain forms are left to the device's own kernels and to torch.compile.
 """
 
+from math import sqrt
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .shapes import Float, Tensor
+from .shapes import Float, Int, Tensor
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -68,6 +69,49 @@ class RmsNorm(nn.RMSNorm):
         if x.device.type == "cpu" and x.dtype == self.weight.dtype and torch.is_grad_enabled():
             return _RmsNorm.apply(x, self.weight, self.eps)
         return super().forward(x)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.scale = scale
+        return without(x, places, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return without(grads[0], *ctx.saved_tensors, ctx.scale), None, None
+
+
+def without(x: Tensor, places: Tensor, scale: float) -> Tensor:
+    """x times scale, but 0 at these places of it."""
+    out = torch.mul(x, scale).contiguous()
+    out.view(-1).index_fill_(0, places, 0)
+    return out
+
+
+def dropped_places(count: int, p: float) -> Int[Tensor, "n"]:
+    """Where, among `count` numbers that are each dropped with probability p, the dropped ones are:
+    the gaps between them are geometric, so few draws find all."""
+    last, found = -1, []
+    while last < count:
+        expected = (count - last) * p
+        gaps = torch.empty(int(expected + 6 * sqrt(expected)) + 8, dtype=torch.int64)
+        found.append(gaps.geometric_(p).cumsum(0).add_(last))
+        last = int(found[-1][-1])
+    places = torch.cat(found)
+    return places[: int(torch.searchsorted(places, count))]
+
+
+class Dropout(nn.Dropout):
+    """As torch's, which on a CPU draws a number for each place, one after the other."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        here = input.device.type == "cpu" and not torch.compiler.is_compiling()
+        if here and self.training and 0 < self.p < 1:
+            return _Dropout.apply(input, dropped_places(input.numel(), self.p), 1 / (1 - self.p))
+        return super().forward(input)
 
 
 def rotate(

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from .configuration_armd import ArmdConfig
-from .fused import RmsNorm, rotate, swiglu
+from .fused import Dropout, RmsNorm, rotate, swiglu
 from .shapes import Bool, Float, Int, Tensor
 
 Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | Literal["all"] | None
@@ -74,7 +74,7 @@ class Layer(nn.Module):
         self.mlp_norm = RmsNorm(d, eps=config.norm_eps)
         self.gate_up = nn.Linear(d, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, d, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def queries(
         self, rows: Float[Tensor, "b n d"], turn: Float[Tensor, "b2 n half 2"]

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
-from .fused import RmsNorm
+from .fused import Dropout, RmsNorm
 from .head import IGNORE, weighted_loss, wide
 from .layers import Layer, Mask, attention, mask_from_limit, turns
 from .loading import StrictModel
@@ -102,7 +102,7 @@ class ArmdLM(StrictModel):
         if config.query != "shift":
             self.query_norm = RmsNorm(config.d_model, eps=config.norm_eps)
         self.norm = RmsNorm(config.d_model, eps=config.norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -1,5 +1,6 @@
 """While the tests run, the shapes in armd's signatures are checked at every call."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import armd.configuration_armd
 PARTS = [path.stem for path in Path(armd.__file__).parent.iterdir()]
 CHECKED = [f"armd.{part}" for part in PARTS if part not in ("__init__", "__pycache__", "data")]
 jaxtyping.install_import_hook(CHECKED, "checker.check")
-torch.set_num_threads(1)  # tensors here are tiny: on busy cores a second thread only waits
+# tensors here are tiny: on busy cores a second thread only waits, in commands that tests start, too
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ArmdError
-from ..fused import RmsNorm
+from ..fused import Dropout, RmsNorm
 from ..layers import Layer, attention, turns
 from ..shapes import Bool, Float, Int, Tensor
 from .baseline import Baseline
@@ -114,7 +114,7 @@ class Trunk(Baseline):
         if self.timed:
             self.time_code = TimeCode(config.d_model)
         self.norm = RmsNorm(config.d_model, eps=config.norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -28,8 +28,8 @@ from .scores import heldout, load, weights_of
 from .workers import require
 
 BATCH = 64
-TRIED = 16
-"""Texts that the search for a temperature draws each time."""
+TRIED = 4
+"""The search for a temperature draws one text of so many each time."""
 SLOPE = {"sharper": 0.85, "flatter": 1.0}
 """Temperatures at which one sampler is judged to see what a bit of entropy is worth."""
 STREAMS = {"armd": (1, 4), "sbp-10": (1, 2, 4), "sbp-20": (1, 2, 4, 8), "sbp-40": (1, 2, 4)}
@@ -99,9 +99,10 @@ def samplers(study: Study) -> list[Sampler]:
         if run == "ar":
             found.append(Sampler("ar", "ar", n, partial(by_streams, n, 1), scale.samples))
             continue
-        for steps in (n, n // 4):
+        texts = scale.samples if run.startswith("bd3lm") else scale.judged  # it keeps a cache
+        for steps in (n, n // 2, n // 4):
             write = partial(by_steps, n, steps)
-            found.append(Sampler(f"{run} T={steps}", run, steps, write, scale.judged))
+            found.append(Sampler(f"{run} T={steps}", run, steps, write, texts))
     return found
 
 
@@ -143,7 +144,7 @@ def by_steps(
 
 def write_and_judge(sampler: Sampler, model: Any, bits: float, judges: Judges) -> dict[str, Any]:
     """Find the temperature, write, and let both judges read."""
-    tried = range(min(TRIED, sampler.texts))
+    tried = range(max(1, sampler.texts // TRIED))
     try:
         temperature = search_temperature(
             lambda at: sampler.write(model, at, tried)[0], bits, tolerance=0.03, low=0.5, high=1.6

@@ -11,7 +11,6 @@ from ..recipe import Curriculum, Recipe
 from .scale import Scale
 
 RIVALS = (
-    "ar",
     "mdlm",
     "sedd-absorb",
     "sedd-uniform",
@@ -56,13 +55,21 @@ class Study:
 
 
 def perplexity_runs(scale: Scale) -> list[Trained]:
-    """All models at equal steps, ours at a third of them, too, and with every seed."""
-    third = fewer(scale.base, 3)
-    runs = [Trained("armd", scale.base), Trained("armd-third", third)]
-    runs += [Trained(name, with_model(scale.base, name)) for name in RIVALS]
-    for seed in scale.seeds[1:]:
-        runs.append(Trained(f"armd-seed{seed}", replace(scale.base, seed=seed)))
-    return runs
+    """All models at equal steps, ours at a third of them, too; ours and AR with every seed."""
+    seeded = [Trained("armd", scale.base), Trained("armd-third", fewer(scale.base, 3))]
+    seeded.append(Trained("ar", with_model(scale.base, "ar")))
+    rivals = [Trained(name, with_model(scale.base, name)) for name in RIVALS]
+    return [*with_seeds(scale, seeded), *rivals]
+
+
+def with_seeds(scale: Scale, runs: list[Trained]) -> list[Trained]:
+    """The runs, and each again with every other seed of the scale."""
+    again = [
+        replace(run, name=f"{run.name}-seed{seed}", recipe=replace(run.recipe, seed=seed))
+        for seed in scale.seeds[1:]
+        for run in runs
+    ]
+    return [*runs, *again]
 
 
 def generation_runs(scale: Scale) -> list[Trained]:
@@ -73,7 +80,7 @@ def generation_runs(scale: Scale) -> list[Trained]:
     return [*runs, Trained("judge", with_model(scale.judge, "ar"))]
 
 
-WRITERS = ("ar", "sedd-absorb", "mdlm")
+WRITERS = ("ar", "sedd-absorb", "mdlm", "bd3lm-4")
 """The rivals whose samples are judged."""
 
 
@@ -87,7 +94,7 @@ def price_runs(scale: Scale) -> list[Trained]:
 
 
 def ablation_runs(scale: Scale) -> list[Trained]:
-    """Each choice changed alone, at a third of the steps, against armd-third."""
+    """Each choice changed alone, at a third of the steps, against armd-third; every seed."""
     third, layers = fewer(scale.base, 3), scale.base.network.n_layers
     changes: dict[str, dict[str, Any]] = {
         "third-l2s-quarter": {"network": {"n_two_stream": max(1, layers // 4)}},
@@ -102,7 +109,7 @@ def ablation_runs(scale: Scale) -> list[Trained]:
     runs = [Trained("armd-third", third), Trained("ar-third", with_model(third, "ar"))]
     for name, change in changes.items():
         runs.append(Trained(name, changed(third, change)))
-    return runs
+    return with_seeds(scale, runs)
 
 
 def changed(recipe: Recipe, parts: dict[str, dict[str, Any]]) -> Recipe:

@@ -30,7 +30,7 @@ class Scale:
     judged: int
     """Of these, how many the large judge reads."""
     seeds: tuple[int, ...]
-    """Of our own model; the others are trained once."""
+    """Of our own model, AR and the ablations; the others are trained once."""
     jobs: int
     """Runs that train side by side."""
 
@@ -40,10 +40,10 @@ def mini() -> Scale:
     base = Recipe(
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
-        curriculum=Curriculum(steps=1_440, i_ar=33, i_perm=174, rho=4),
-        optimizer=Optimizer(batch_size=10, learning_rate=1.5e-3, warmup=60, schedule="cosine"),
+        curriculum=Curriculum(steps=2_160, i_ar=49, i_perm=260, rho=4),
+        optimizer=Optimizer(batch_size=4, learning_rate=1.5e-3, warmup=90, schedule="cosine"),
         report=Report(
-            log_every=20, validate_every=120, validate_rows=64, checkpoint_every=360, keep=1
+            log_every=20, validate_every=180, validate_rows=64, checkpoint_every=540, keep=1
         ),
         machine=Machine(micro_batch=16),
     )
@@ -60,7 +60,7 @@ def mini() -> Scale:
         draws=2,
         samples=384,
         judged=64,
-        seeds=(0, 1),
+        seeds=(0, 1, 2),
         jobs=2,
     )
 
