@@ -40,10 +40,10 @@ def mini() -> Scale:
     base = Recipe(
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
-        curriculum=Curriculum(steps=2_160, i_ar=49, i_perm=260, rho=4),
-        optimizer=Optimizer(batch_size=4, learning_rate=1.5e-3, warmup=90, schedule="cosine"),
+        curriculum=Curriculum(steps=2_520, i_ar=57, i_perm=303, rho=4),
+        optimizer=Optimizer(batch_size=5, learning_rate=1e-3, warmup=90, schedule="cosine"),
         report=Report(
-            log_every=20, validate_every=180, validate_rows=64, checkpoint_every=540, keep=1
+            log_every=20, validate_every=252, validate_rows=32, checkpoint_every=840, keep=1
         ),
         machine=Machine(micro_batch=16),
     )
@@ -60,7 +60,7 @@ def mini() -> Scale:
         draws=2,
         samples=384,
         judged=64,
-        seeds=(0, 1, 2),
+        seeds=(0, 1),
         jobs=2,
     )
 
