@@ -48,6 +48,13 @@ class Cache:
         """The slot of rows that only pad a batch; nothing ever sees it."""
         return self.keys[0].shape[1] - 1
 
+    @cached_property
+    def places(self) -> list[list[tuple[int | None, int | None]]]:
+        """Where layer.c finds the keys and values of each layer, text by text."""
+        batch = self.keys[0].shape[0]
+        stores = zip(self.keys, self.values, strict=True)
+        return [list(zip(addresses(k, batch), addresses(v, batch), strict=True)) for k, v in stores]
+
     def bytes(self) -> int:
         parts = [*self.keys, *self.values, self.mark.state]
         return sum(part.numel() * part.element_size() for part in parts)
@@ -116,7 +123,7 @@ class Entry:
 
     @property
     def batch(self) -> int:
-        return len(self.cache.keys[0])
+        return self.cache.keys[0].shape[0]
 
     @cached_property
     def mask(self) -> Bool[Tensor, "b 1 r s"] | None:
@@ -142,14 +149,16 @@ class Entry:
 
     def texts(self, index: int) -> list[Text]:
         """The same for layer `index`, text by text, as layer.c is told it."""
-        tables = (self.cache.keys[index], self.cache.values[index], self._slots, self._limits)
-        places = zip(*(addresses(table, self.batch) for table in tables), strict=True)
-        return [(*place, self.rows, self.own, self.start, self.count) for place in places]
+        size = (self.rows, self.own, self.start, self.count)
+        places = zip(self.cache.places[index], self._tables, strict=True)
+        return [(*stores, *tables, *size) for stores, tables in places]
 
     @cached_property
-    def _slots(self) -> Tensor | None:
-        return None if self.slot is None else self.slot.contiguous()
+    def _tables(self) -> list[tuple[int | None, int | None]]:
+        slots, limits = (addresses(table, self.batch) for table in self._laid_out)
+        return list(zip(slots, limits, strict=True))
 
     @cached_property
-    def _limits(self) -> Tensor | None:
-        return None if self.limit is None else self.limit.contiguous()
+    def _laid_out(self) -> tuple[Tensor | None, ...]:
+        """Held here, because C is told their addresses alone."""
+        return tuple(None if t is None else t.contiguous() for t in (self.slot, self.limit))

@@ -50,6 +50,11 @@ class Canvas:
         return bool((self.ends == self.ends[:1]).all())
 
     @cached_property
+    def _one_ends(self) -> list[int]:
+        """The first row's, in plain numbers."""
+        return self.ends[0].tolist()
+
+    @cached_property
     def forced(self) -> bool:
         """Some given token stands in a block with blanks, or after one: it is put in as drawn."""
         return bool((self.ends[:, 0] < self.known.sum(1)).any())
@@ -62,6 +67,9 @@ class Canvas:
     def slots(self, step: int) -> Int[Tensor, "b m"]:
         """Places in generation order that step t fills; step 0 is the prefill. Rows with smaller
         blocks are padded with n, one past the last place."""
+        if self.alike:
+            first = self._one_ends[step - 1] if step else 0
+            return torch.arange(first, self._one_ends[step]).expand(self.tokens.shape[0], -1)
         end = self.ends[:, step]
         start = self.ends[:, step - 1] if step else torch.zeros_like(end)
         place = start[:, None] + torch.arange(int((end - start).max()))

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 from ctypes import byref
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -61,6 +62,10 @@ class SkinnyLinear(nn.Module):
         return weight if self.scale is None else weight * self.scale[:, None]
 
 
+# beside the layers, not in them: what holds addresses can't be copied
+_known: WeakKeyDictionary[nn.Module, tuple[int, LayerWeights]] = WeakKeyDictionary()
+
+
 class FastLayer(Layer):
     """A layer whose decoding pass is one call of layer.c; what that cannot do is left to torch."""
 
@@ -90,7 +95,13 @@ class FastLayer(Layer):
         return out
 
     def address(self) -> LayerWeights:
-        """Where layer.c finds its parts."""
+        """Where layer.c finds its parts: worked out again when they have moved."""
+        now, known = cast(SkinnyLinear, self.query).panels.data_ptr(), _known.get(self)
+        if known is None or known[0] != now:
+            known = _known[self] = (now, self._addresses())
+        return known[1]
+
+    def _addresses(self) -> LayerWeights:
         norms = (self.attention_norm.weight.data_ptr(), self.mlp_norm.weight.data_ptr())
         matrices = (cast(SkinnyLinear, getattr(self, name)).address() for name in MATRICES)
         return LayerWeights(*norms, *matrices, self.heads, self.attention_norm.eps)

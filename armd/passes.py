@@ -64,7 +64,7 @@ def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
         passed = iter(advance_together(model, few) if few else [])
         return [next(passed) if p.rows <= FEW else advance_together(model, [p])[0] for p in parts]
     shift = model.config.query == "shift"
-    moves = [_shift_move(model, part) if shift else _move(model, part) for part in parts]
+    moves = [_shift_move(model, part) for part in parts] if shift else _moves(model, parts)
     rows, turn = (_flat([getattr(m, name) for m in moves]) for name in ("rows", "turn"))
     low, high = (_crossing([getattr(m, name) for m in moves]) for name in ("low", "high"))
     first = 0
@@ -90,8 +90,18 @@ class Move:
     high: Entry
 
 
-def _move(model: ArmdLM, part: Part) -> Move:
-    """Mark what the part enters, and start its query rows from the prefix state."""
+def _moves(model: ArmdLM, parts: Sequence[Part]) -> list[Move]:
+    """All parts on their way; their query rows start together from what each state gives them."""
+    old = [part.cache.mark for part in parts]
+    sums = [_take_in(part) for part in parts]
+    first = model.start_query(_flat(sums), _flat([_strict_limit(part) for part in parts]))[0]
+    each = first.split([part.query_position.numel() for part in parts])
+    return [_move(*given) for given in zip(parts, old, each, strict=True)]
+
+
+def _take_in(part: Part) -> Float[Tensor, "b k d"]:
+    """Add the context rows to the prefix state and mark what the part enters. Returns what its
+    query rows sum up."""
     cache, placing, old = part.cache, part.placing, part.cache.mark
     m, k = part.context_position.shape[1], part.query_position.shape[1]
     key, query = cache.code[part.context_position], cache.code[part.query_position]
@@ -101,11 +111,21 @@ def _move(model: ArmdLM, part: Part) -> Move:
     grown = (old.context + m, old.query + k)
     cache.mark = Mark(*(grown if placing is None else (placing.context, placing.query)), state)
     if placing is not None and old.context == 0:
-        sums = prefix_sums_in_blocks(query, key, part.context, placing.strict_limit)
-    else:
-        sums = query @ state
-    count = torch.full_like(part.query_position, cache.mark.context)
-    first = model.start_query(sums, count if placing is None else placing.strict_limit)
+        return prefix_sums_in_blocks(query, key, part.context, placing.strict_limit)
+    return query @ state
+
+
+def _strict_limit(part: Part) -> Int[Tensor, "b k"]:
+    """How many context rows each query row sums up."""
+    if part.placing is not None:
+        return part.placing.strict_limit
+    return torch.full_like(part.query_position, part.cache.mark.context)
+
+
+def _move(part: Part, old: Mark, first: Float[Tensor, "bk d"]) -> Move:
+    """Where the rows enter, from the mark before them to the one behind."""
+    cache, placing = part.cache, part.placing
+    (batch, m), k = part.context_position.shape, part.query_position.shape[1]
     low = Entry(cache, m + k, m, old.context, cache.mark.context)
     high = Entry(cache, k, k, old.query, cache.mark.query)
     if placing is not None:
@@ -113,7 +133,8 @@ def _move(model: ArmdLM, part: Part) -> Move:
         low = replace(low, slot=placing.context_slot, limit=limit)
         high = replace(high, slot=placing.query_slot, limit=placing.query_limit)
     turn = cache.turn[torch.cat([part.context_position, part.query_position], 1)]
-    return Move(torch.cat([part.context, first], 1), turn, low, high)
+    rows = torch.cat([part.context, first.view(batch, k, -1)], 1)
+    return Move(rows, turn, low, high)
 
 
 def _shift_move(model: ArmdLM, part: Part) -> Move:

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 
+READINGS = 64
+"""Sums over memory, one after the other, that its speed is read off."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -138,7 +141,8 @@ def measure(
     sides: dict[str, Side], length: int, batch: int, *, repeats: int, device: Any
 ) -> tuple[list[Row], float]:
     """All sides and memory itself in turn, `repeats` times, after a turn that warms up and sees how
-    much memory each takes. The rows, and bytes/s of the best reading."""
+    much memory each takes. Memory is read for about as long as a side runs: one quick reading more
+    would find it faster than it is. The rows, and bytes/s of the best turn."""
     import torch
 
     from .clock import peak_memory, timed
@@ -148,12 +152,12 @@ def measure(
     reads: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
-        for name, side in sides.items():
-            read = timed(data.sum, device)
-            seconds = side.run()
-            if turn:  # the first warms up
-                reads.append(read)
-                times[name].append(seconds * side.scale)
+        read = timed(lambda: [data.sum() for _ in range(READINGS)], device) / READINGS
+        taken = {name: side.run() * side.scale for name, side in sides.items()}
+        if turn:  # the first warms up
+            reads.append(read)
+            for name, seconds in taken.items():
+                times[name].append(seconds)
     bandwidths = [data.numel() * data.element_size() / read for read in reads]
     best, usual = max(bandwidths), statistics.median(bandwidths)
     base = times[next(iter(sides))]

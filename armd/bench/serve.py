@@ -60,18 +60,16 @@ def bench_serve(
 
     from ..memory import keep_freed_memory
 
-    if threads:
-        torch.set_num_threads(threads)
     keep_freed_memory()
-    found = [measure(size, clients, tokens, repeats) for size in sizes.split(",")]
+    found = [measure(size, clients, tokens, repeats, threads) for size in sizes.split(",")]
     show(found)
     if json_file:
-        content = {"threads": torch.get_num_threads(), "rows": [asdict(row) for row in found]}
+        content = {"cores": torch.get_num_threads(), "rows": [asdict(row) for row in found]}
         json_file.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def measure(size: str, clients: int, tokens: int, repeats: int) -> Figures:
-    with serving(size, clients) as (service, port):
+def measure(size: str, clients: int, tokens: int, repeats: int, threads: int | None) -> Figures:
+    with serving(size, clients, threads) as (service, port):
         ways = {
             "library": lambda: library(service, tokens),
             "alone": lambda: asked(port, 1, tokens),
@@ -103,7 +101,7 @@ def measure(size: str, clients: int, tokens: int, repeats: int) -> Figures:
 
 
 @contextmanager
-def serving(size: str, places: int) -> Iterator[tuple[Service, int]]:
+def serving(size: str, places: int, threads: int | None = None) -> Iterator[tuple[Service, int]]:
     """A server of random weights in a thread of this process."""
     import uvicorn
 
@@ -118,7 +116,8 @@ def serving(size: str, places: int) -> Iterator[tuple[Service, int]]:
     name, vocabulary, length = SIZES[size]
     model = ArmdLM(ArmdConfig.named(name, vocab_size=vocabulary, max_length=length)).eval()
     tokenizer = with_ends(byte_tokenizer(), rows=False)
-    service = Service(pack(model), tokenizer, name=size, limits=Limits(places, timeout=600.0))
+    limits = Limits(places, timeout=600.0, threads=threads)
+    service = Service(pack(model), tokenizer, name=size, limits=limits)
     warm_up(service)
     opened = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning"))

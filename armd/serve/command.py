@@ -42,7 +42,7 @@ class Serving:
     name: str | None = None
     """What clients call the model; by default its folder's name."""
     threads: int | None = None
-    """CPU threads."""
+    """CPU threads of a pass; by default one for a small model, else one a core."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
 
@@ -107,17 +107,13 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 def load(job: Serving) -> Service:
     """The model with its weights packed, its places made, and every path through it tried once."""
-    import torch
-
     from ..fast import pack
     from ..pretrained import load_model, load_tokenizer
     from .service import Limits, Service
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
     model = load_model(job.model, device=job.device)
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
-    limits = Limits(job.places, job.queue, job.max_body, job.timeout)
+    limits = Limits(job.places, job.queue, job.max_body, job.timeout, job.threads)
     parameters = sum(weight.numel() for weight in model.parameters())
     service = Service(
         pack(model, job.weights),

@@ -22,6 +22,7 @@ from ..cache import Cache, empty_mark, make_cache
 from ..canvas import Canvas
 from ..filling import Filling
 from ..modeling_armd import ArmdLM
+from ..native import release_threads
 from ..passes import advance_together
 from ..sampling import Sampling
 from .events import Drawn, Ended, Event, Failed, drawn
@@ -91,6 +92,18 @@ class Pool:
         return replace(place, keys=keys, values=values, mark=empty_mark(self.model, 1))
 
 
+IN_A_CORE = 16 * 2**20
+"""Bytes of weights that a core reads about as fast from its caches as two do."""
+
+
+def threads_for(model: ArmdLM) -> int:
+    """A small model's pass is short, and waiting for a second thread at every step of a layer costs
+    more than that thread does; the core is better left to those who talk to the clients."""
+    weights = sum(part.numel() * part.element_size() for part in model.buffers())
+    weights += sum(part.numel() * part.element_size() for part in model.parameters())
+    return 1 if weights < IN_A_CORE else torch.get_num_threads()
+
+
 class Engine:
     """Write texts in a thread of its own. `deliver` takes what is to be told after each pass, as
     (listener, event) pairs, in that thread; left out, the listeners are called there."""
@@ -101,6 +114,7 @@ class Engine:
         *,
         places: int = 8,
         queue: int = 64,
+        threads: int | None = None,
         deliver: Callable[[list[tuple[Listener, Event]]], None] | None = None,
     ) -> None:
         self.model, self.places, self.queue = model.eval(), places, queue
@@ -113,10 +127,11 @@ class Engine:
         self.told: list[tuple[Listener, Event]] = []
         self.wake = threading.Condition()
         self.stopping, self.cut_at = False, math.inf
-        self.threads = torch.get_num_threads()
+        self.threads = threads or threads_for(model)
         self.thread = threading.Thread(target=self._run, name="armd-engine", daemon=True)
 
     def start(self) -> "Engine":
+        release_threads()  # the engine's own will be the only ones
         self.thread.start()
         return self
 

@@ -40,6 +40,8 @@ class Limits:
     """Bytes of a request."""
     timeout: float = 120.0
     """Seconds after which a text ends with what it has."""
+    threads: int | None = None
+    """CPU threads of a pass; None: as many as the model is worth."""
 
 
 class Service:
@@ -60,7 +62,11 @@ class Service:
         self.parameters = parameters  # of the model as it was before its weights were packed
         self.loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(
-            model, places=self.limits.places, queue=self.limits.queue, deliver=self._deliver
+            model,
+            places=self.limits.places,
+            queue=self.limits.queue,
+            threads=self.limits.threads,
+            deliver=self._deliver,
         ).start()
 
     def _deliver(self, told: list[tuple[Listener, Event]]) -> None:
