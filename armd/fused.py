@@ -81,7 +81,8 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return without(grads[0], *ctx.saved_tensors, ctx.scale), None, None
+        (places,), (grad,) = ctx.saved_tensors, grads
+        return without(grad, places, ctx.scale), None, None
 
 
 def without(x: Tensor, places: Tensor, scale: float) -> Tensor:
