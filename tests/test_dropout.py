@@ -4,6 +4,7 @@ let through."""
 import pytest
 import torch
 
+import armd
 from armd.fused import Dropout, dropped_places
 
 
@@ -49,3 +50,18 @@ def test_it_does_nothing_where_it_should_not():
     assert Dropout(0.5).eval()(rows) is rows
     assert torch.equal(Dropout(0.0)(rows), rows)
     assert not Dropout(1.0)(rows).any()
+
+
+def test_activation_checkpointing_drops_the_same_places_again():
+    config = armd.ArmdConfig(
+        vocab_size=17, d_model=16, n_layers=3, n_two_stream=2, n_heads=2, max_length=12, dropout=0.3
+    )
+    model, tokens = armd.ArmdLM(config).train(), torch.randint(17, (2, 12))
+    found = []
+    for model.gradient_checkpointing in (False, True):
+        torch.manual_seed(3)
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(found[0]) > 10
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
