@@ -5,12 +5,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.dynamic_module_utils import custom_object_save
 
 from .baselines import MODELS, name_of
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
 from .configuration_armd import ArmdConfig
 from .durable import sync_folder
 from .errors import ArmdError
+from .modeling_armd import ArmdLM
 from .tensor_files import write_tensors
 
 EXPORT = "export"
@@ -34,12 +36,21 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
     facts = {"format": "pt", "step": str(checkpoint.step)}
     write_tensors(aside / "model.safetensors", weights, facts)
     config.architectures = [MODELS[name_of(config)][1]]
+    add_code(config, aside)
     config.save_pretrained(str(aside))
     if out.exists():
         out.rename(old)
     aside.rename(out)
     sync_folder(out.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def add_code(config: ArmdConfig, folder: Path) -> None:
+    """As save_pretrained does: our own model's code goes with it, so that it loads without armd."""
+    if config.architectures == [ArmdLM.__name__]:
+        with torch.device("meta"):
+            shell = ArmdLM(config)
+        custom_object_save(shell, folder, config=config)  # type: ignore[arg-type]
 
 
 def exported_step(out: Path) -> int | None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import armd
 from armd.errors import ArmdError
+from armd.export import export
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,11 +88,31 @@ def test_auto_classes_know_armd_in_both_import_orders(imports: str, tmp_path: Pa
     assert "known" in run_alone(script, tmp_path, path=str(ROOT))
 
 
-def test_the_export_loads_where_armd_and_jaxtyping_are_missing(
-    tmp_path: Path,
+class Held:
+    """A checkpoint that holds a model's weights."""
+
+    step, facts = 1, {}
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.weights = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
+
+    def shapes(self, prefix: str) -> dict[str, list[int]]:
+        return {name: list(weight.shape) for name, weight in self.weights.items()}
+
+    def read_rows(self, name: str, out: torch.Tensor, start: int) -> int:
+        out.copy_(self.weights[name])
+        return len(out)
+
+
+@pytest.mark.parametrize("way", ["save_pretrained", "a run's export"])
+def test_what_is_saved_loads_where_armd_and_jaxtyping_are_missing(
+    way: str, tmp_path: Path, unchecked: None
 ) -> None:
     model = case_of("random", 5, 1, n_two_stream=2).model
-    model.save_pretrained(tmp_path / "model")
+    if way == "save_pretrained":
+        model.save_pretrained(tmp_path / "model")
+    else:
+        export(cast(Any, Held(model)), model.config, tmp_path / "none", tmp_path / "model")
     tokens = torch.tensor([[3, 1, 4, 1, 5, 2]])
     with torch.no_grad():
         save_file({"logits": model(tokens).logits}, tmp_path / "wanted.safetensors")

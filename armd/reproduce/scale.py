@@ -97,7 +97,7 @@ def paper() -> Scale:
     return Scale(
         base=base,
         judge=replace(base, network=Network(d_model=1024, n_layers=24, n_heads=16)),
-        source="hf:openwebtext",
+        source="hf:Skylion007/openwebtext",
         tokenizer="gpt2",
         heldout_rows=4_096,
         draws=4,

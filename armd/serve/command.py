@@ -108,10 +108,16 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 def load(job: Serving) -> Service:
     """The model with its weights packed, its places made, and every path through it tried once."""
     from ..fast import pack
+    from ..modeling_armd import ArmdLM
     from ..pretrained import load_model, load_tokenizer
     from .service import Limits, Service
 
     model = load_model(job.model, device=job.device)
+    if not isinstance(model, ArmdLM):
+        raise ArmdError(
+            f"{job.model} is a diffusion rival, which writes whole texts; serve a run of our model, or "
+            "use armd generate"
+        )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     limits = Limits(job.places, job.queue, job.max_body, job.timeout, job.threads)
     parameters = sum(weight.numel() for weight in model.parameters())
