@@ -55,6 +55,10 @@ class Cache:
         stores = zip(self.keys, self.values, strict=True)
         return [list(zip(addresses(k, batch), addresses(v, batch), strict=True)) for k, v in stores]
 
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy takes over: all but addresses, which are not its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "places"}
+
     def bytes(self) -> int:
         parts = [*self.keys, *self.values, self.mark.state]
         return sum(part.numel() * part.element_size() for part in parts)

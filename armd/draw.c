@@ -65,7 +65,8 @@ int draw_rows(const float *logits, const double *uniform, const long *given, dou
     const long blocks = (count + BLOCK - 1) / BLOCK;
     double *sums = malloc(sizeof(double) * rows * (2 * blocks + 1));
     if (!sums) return -1;
-    double *plain = sums + rows * blocks, *most = plain + rows * blocks, rate = 1 / temperature;
+    double *plain = sums + rows * blocks, *most = plain + rows * blocks;
+    const double rate = fmin(1 / temperature, 1e300); /* inf times 0 would be no number */
 #pragma omp parallel
     {
 #pragma omp for schedule(static)

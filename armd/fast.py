@@ -63,7 +63,7 @@ class SkinnyLinear(nn.Module):
 
 
 # beside the layers, not in them: what holds addresses can't be copied
-_known: WeakKeyDictionary[nn.Module, tuple[int, LayerWeights]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], LayerWeights]] = WeakKeyDictionary()
 
 
 class FastLayer(Layer):
@@ -96,7 +96,9 @@ class FastLayer(Layer):
 
     def address(self) -> LayerWeights:
         """Where layer.c finds its parts: worked out again when they have moved."""
-        now, known = cast(SkinnyLinear, self.query).panels.data_ptr(), _known.get(self)
+        norms = (self.attention_norm.weight, self.mlp_norm.weight)
+        parts = (*norms, *(cast(SkinnyLinear, getattr(self, name)).panels for name in MATRICES))
+        now, known = tuple(part.data_ptr() for part in parts), _known.get(self)
         if known is None or known[0] != now:
             known = _known[self] = (now, self._addresses())
         return known[1]

@@ -120,7 +120,8 @@ def rotate(
 ) -> Float[Tensor, "b n h e"]:
     """Turn each pair of channels; scores then depend on the distance of true positions alone."""
     pairs = x.unflatten(-1, (-1, 2))
-    if x.device.type == "cpu" and x.dtype == turn.dtype:
+    whole = x.dtype in (torch.float32, torch.float64)
+    if x.device.type == "cpu" and whole and x.dtype == turn.dtype:
         # a turn is one complex product
         turned = torch.view_as_complex(pairs) * torch.view_as_complex(turn)[:, :, None]
         return torch.view_as_real(turned).flatten(-2)

@@ -80,7 +80,10 @@ def library() -> Any:
     made = _compiled(sources, compiler)
     if made is None:
         return None
-    library = ctypes.CDLL(str(made))
+    try:
+        library = ctypes.CDLL(str(made))
+    except OSError:  # as in a home that nothing may be run from
+        return None
     address = c_void_p
     library.skinny_product.argtypes = [POINTER(Matrix), address, address, c_long]
     library.skinny_product.restype = None

@@ -12,6 +12,9 @@ from .errors import ArmdError
 from .seeds import seeded
 from .template import blank_lengths, fill_in
 
+MOST_STEPS = 1_000_000
+"""Of a masking process."""
+
 if TYPE_CHECKING:
     from .canvas import Canvas
     from .order import Order
@@ -141,6 +144,8 @@ def blank_order(order: str, n: int, streams: int, words: tuple[int, int]) -> Ord
         raise ArmdError(f"--order {order} says its own blocks; leave out --streams {streams}")
     if order == "random":
         return orders.random(n, generator=seeded(*words, "order"))
-    if kind == "masking" and steps.isdecimal():
+    if kind == "masking" and steps.isdecimal() and 0 < int(steps) <= MOST_STEPS:
         return orders.masking(n, int(steps), generator=seeded(*words, "order"))
-    raise ArmdError(f"no order '{order}'; use left-to-right, random or masking:T, T in steps")
+    raise ArmdError(
+        f"no order '{order}'; use left-to-right, random or masking:T, T steps, at most {MOST_STEPS}"
+    )

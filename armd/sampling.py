@@ -37,8 +37,8 @@ class Sampling:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ArmdError(f"{name} {value} must be above 0 and at most 1")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ArmdError(f"repetition_penalty {self.repetition_penalty} must be above 0")
+        if not 0.01 <= self.repetition_penalty <= 100:
+            raise ArmdError(f"repetition_penalty {self.repetition_penalty} must be 0.01 to 100")
         if self.temperature == 0 and self.filters:
             raise ArmdError(
                 "temperature 0 takes the most probable token, so top_k, top_p and min_p would do "

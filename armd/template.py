@@ -11,9 +11,12 @@ from .errors import ArmdError
 if TYPE_CHECKING:
     import torch
 
-# a space before a blank goes with it: byte-level BPE writes words with their leading space
-BLANK = re.compile(r"[ \t]*_{2,}")
+# a space before a blank goes with it: byte-level BPE writes words with their leading space. A run
+# of spaces is tried once, not from each of them: that would take the square of its length
+BLANK = re.compile(r"(?<![ \t])[ \t]*_{2,}")
 LONGEST = 8
+"""Tokens that a blank is drawn to have, at most; and that it can be said to have."""
+MOST = 1_000_000
 
 
 def parts(template: str) -> list[str]:
@@ -32,7 +35,7 @@ def blank_lengths(text: str) -> tuple[int, ...] | None:
     if not text:
         return None
     words = text.split(",")
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+    if not all(word.strip().isdecimal() and 0 < int(word) <= MOST for word in words):
         raise ArmdError(f"blank lengths '{text}' must be numbers of tokens, such as 4 or 3,5")
     return tuple(map(int, words))
 

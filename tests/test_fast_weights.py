@@ -1,12 +1,15 @@
 """Fast weights say what plain ones say: the same products, the same texts."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import armd
-from armd import fast, native
+from armd import fast, native, passes
+from armd.cache import Cache, make_cache
 from armd.errors import ArmdError
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
@@ -91,3 +94,35 @@ def test_compiled_layers_write_the_same_text(unchecked: None) -> None:
     plain_text = armd.generate(model, length=12, streams=3, generator=g.manual_seed(2))
     text = armd.generate(wrapped, length=12, streams=3, generator=g.manual_seed(2))
     assert torch.equal(text, plain_text)
+
+
+def test_a_packed_model_follows_weights_that_it_shares_to_where_they_move() -> None:
+    model = tiny()
+    packed = fast.pack(model)
+
+    def written() -> list[float]:
+        steps = armd.stream(packed, length=8, generator=torch.Generator().manual_seed(0))
+        return [float(step.logp) for step in steps]
+
+    before = written()
+    values = torch.nn.utils.parameters_to_vector(model.parameters()).clone()
+    torch.nn.utils.vector_to_parameters(values, model.parameters())  # the same numbers elsewhere
+    rubbish = [torch.full((32,), float("nan")) for _ in range(2000)]  # where they were before
+    assert written() == before and len(rubbish) == 2000
+
+
+def test_a_copied_cache_is_written_apart_from_the_original() -> None:
+    packed = fast.pack(tiny())
+
+    def go_on(cache: Cache) -> None:
+        at = torch.full((1, 1), cache.mark.context)
+        passes.advance(packed, cache, packed.embedding(at), at, at + 1)
+
+    with torch.no_grad():
+        cache = make_cache(packed, batch=1, length=8)
+        go_on(cache)
+        twin = copy.deepcopy(cache)
+        kept = cache.keys[0].clone()
+        go_on(twin)
+    assert torch.equal(cache.keys[0], kept)
+    assert not torch.equal(twin.keys[0], kept)

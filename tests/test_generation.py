@@ -10,6 +10,7 @@ import armd
 from armd.cache import make_cache
 from armd.passes import advance
 from armd.seeds import seeded
+from armd.template import parts
 
 
 def model(seed: int = 1, **size) -> armd.ArmdLM:
@@ -201,3 +202,21 @@ def test_a_canvas_must_be_said_once_and_have_blanks(unchecked: None) -> None:
     both = {"tokens": tokens, "known": tokens > 0, "length": 4}
     with pytest.raises(armd.ArmdError, match="say what to fill"):
         next(iter(armd.stream(model(), **both)))
+
+
+def test_half_precision_writes_on_a_cpu() -> None:
+    model = armd.ArmdLM(
+        armd.ArmdConfig(vocab_size=31, d_model=32, n_layers=2, n_heads=2, max_length=16)
+    ).eval()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        exact, half = model(tokens).logits, model.bfloat16()(tokens).logits
+    assert half.dtype == torch.bfloat16
+    assert float((half.float() - exact).abs().max()) < 0.1 * float(exact.abs().max())
+    assert armd.generate(model, length=12, streams=3).shape == (1, 12)
+
+
+def test_a_template_is_read_in_one_go() -> None:
+    # from each of so many spaces anew, this would take hours
+    assert parts(" " * 300_000 + "x  __y ____") == [" " * 300_000 + "x", "y", ""]
+    assert parts(" __ ") == ["", " "]

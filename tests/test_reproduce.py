@@ -177,3 +177,45 @@ def test_seeds_are_averaged_in_the_loss():
         for name, nats in (("ar", 1.0), ("ar-seed1", 2.0), ("ar-third", 9.0))
     }
     assert tables.perplexity_of(entries, "ar") == pytest.approx(2.718281828**1.5)
+
+
+def test_seeds_of_another_recipe_are_left_out():
+    facts = {"steps": 5, "batch": 2, "length": 8}
+    entries = {
+        "ar": {"facts": facts, "figures": {"left to right": 1.0}},
+        "ar-seed1": {"facts": {**facts, "batch": 3}, "figures": {"left to right": 9.0}},
+    }
+    assert tables.perplexity_of(entries, "ar") == pytest.approx(2.718281828)
+
+
+def test_a_sampler_that_failed_leaves_the_others_in_the_table():
+    figures = {"calls": 65, "temperature": 1.0, "entropy_bits": 6.0, "seconds_a_text": 0.1}
+    entries = {
+        "sbp-10 S=1": {"facts": {"length": 128}, "figures": {"failed": "out of reach; try"}},
+        "sbp-10 S=2": {
+            "facts": {"length": 128},
+            "figures": {**figures, "own_perplexity": 50.0, "own_error": 0.01},
+        },
+    }
+    table = tables.generation_table(entries)
+    assert "out of reach" in table and "50.0" in table
+
+
+def test_a_stage_with_a_run_that_failed_is_not_measured(data: Path, tmp_path: Path, monkeypatch):
+    from armd.reproduce import command as study
+
+    monkeypatch.setattr(study, "train_wanted", lambda *_, **__: {"sbp-10": "no disk"})
+    measured = []
+    monkeypatch.setattr(study, "measure_stage", lambda _, stage, *__: measured.append(stage) or {})
+    with pytest.raises(ArmdError, match=r"needs sbp-10"):
+        study.reproduce(
+            ["price", "ablations"],
+            scale="tiny",
+            out=tmp_path / "out",
+            results=tmp_path / "results",
+            docs=tmp_path / "docs",
+            data=data,
+        )
+    assert measured == ["ablations"]
+    with pytest.raises(ArmdError, match="--jobs"):
+        study.reproduce([], jobs=-1)

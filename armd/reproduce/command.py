@@ -50,6 +50,8 @@ def reproduce(
     from .runs import Study
     from .scale import scale as scale_of
 
+    if jobs is not None and jobs < 1:
+        raise ArmdError(f"--jobs {jobs} must be at least 1")
     chosen, wanted = scale_of(scale), check_stages(stages)
     study = Study(chosen, out, data or out / "data")
     if plan:
@@ -60,6 +62,10 @@ def reproduce(
             prepare_data(study)
         failed = train_wanted(study, wanted, jobs=jobs or chosen.jobs, launch=launch)
     for stage in wanted:
+        missing = [run.name for run in runs_of(stage)(chosen) if run.name in failed]
+        if missing:
+            failed[stage] = f"needs {', '.join(missing)}"
+            continue
         failed |= measure_stage(study, stage, scale, results)
     from .page import write_page
 

@@ -82,6 +82,7 @@ def measure(study: Study, findings: Findings) -> None:
     model = load(require(study, steady.run))
     for name, temperature in SLOPE.items():
         now = {**facts, **weights_of(study.run(steady.run)), "temperature": temperature}
+        now["texts"] = steady.texts // 2
         findings.entry(
             f"slope {name}", now, partial(at_temperature, steady, model, temperature, judges)
         )
@@ -99,10 +100,9 @@ def samplers(study: Study) -> list[Sampler]:
         if run == "ar":
             found.append(Sampler("ar", "ar", n, partial(by_streams, n, 1), scale.samples))
             continue
-        texts = scale.samples if run.startswith("bd3lm") else scale.judged  # it keeps a cache
         for steps in (n, n // 2, n // 4):
             write = partial(by_steps, n, steps)
-            found.append(Sampler(f"{run} T={steps}", run, steps, write, texts))
+            found.append(Sampler(f"{run} T={steps}", run, steps, write, scale.judged))
     return found
 
 

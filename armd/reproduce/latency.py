@@ -24,7 +24,9 @@ VOCABULARY = 2048
 def measure(study: Study, findings: Findings) -> None:
     """On a quiet machine: nothing else of the study runs meanwhile."""
     facts = {"network": str(study.scale.base.network), "threads": torch.get_num_threads()}
-    findings.entry("training", facts, lambda: shown(training(study.scale)))
+    findings.entry(
+        "training", {**facts, "rows": batch_rows(study.scale)}, lambda: shown(training(study.scale))
+    )
     findings.entry("decoding", facts, lambda: shown(decoding(study.scale)))
 
 
@@ -35,11 +37,14 @@ def shown(times: dict[str, Times]) -> dict[str, Any]:
     }
 
 
+def batch_rows(scale: Scale) -> int:
+    return min(scale.base.optimizer.batch_size, scale.base.machine.micro_batch)
+
+
 def training(scale: Scale) -> dict[str, Times]:
     """Forward and backward of a batch, for AR and every L2s."""
-    network, rows = scale.base.network, scale.base.optimizer.batch_size
-    rows = min(rows, scale.base.machine.micro_batch)
-    tokens = torch.randint(VOCABULARY, (rows, network.length))
+    network = scale.base.network
+    tokens = torch.randint(VOCABULARY, (batch_rows(scale), network.length))
     order = left_to_right(network.length)
     sides: dict[str, Callable[[], object]] = {}
     shapes = {"AR": replace(network, query="shift")}

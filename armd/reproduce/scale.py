@@ -30,7 +30,7 @@ class Scale:
     judged: int
     """Of these, how many the large judge reads."""
     seeds: tuple[int, ...]
-    """Of our own model, AR and the ablations; the others are trained once."""
+    """Of our own model and AR; the others are trained once."""
     jobs: int
     """Runs that train side by side."""
 
@@ -58,8 +58,8 @@ def mini() -> Scale:
         tokenizer="bpe:2048",
         heldout_rows=256,
         draws=2,
-        samples=384,
-        judged=64,
+        samples=192,
+        judged=48,
         seeds=(0, 1),
         jobs=2,
     )

@@ -52,9 +52,14 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 
 
 def seeds_of(entries: Entries, name: str) -> list[dict[str, Any]]:
-    """The figures of a run with every seed, the first seed's first."""
+    """The figures of a run with every seed, the first seed's first; of this recipe alone."""
     same = re.compile(rf"{re.escape(name)}(-seed\d+)?")
-    return [entries[key]["figures"] for key in sorted(entries) if same.fullmatch(key)]
+    found = [entries[key] for key in sorted(entries) if same.fullmatch(key)]
+    return [entry["figures"] for entry in found if recipe_of(entry) == recipe_of(entries[name])]
+
+
+def recipe_of(entry: dict[str, Any]) -> list[Any]:
+    return [entry.get("facts", {}).get(fact) for fact in ("steps", "batch", "length")]
 
 
 def nats(figures: dict[str, Any]) -> float:
@@ -140,7 +145,8 @@ def generation_table(entries: Entries) -> str:
         for judge in ("large", "own"):
             key = f"{judge}_perplexity"
             row.append(f"{f[key]:.1f} ± {100 * f[f'{judge}_error']:.1f} %" if key in f else "-")
-            compared = key in f and base in entries and base.endswith("S=1")
+            one = entries.get(base, {}).get("figures", {})
+            compared = base.endswith("S=1") and key in f and key in one
             row.append(f"{at_equal_entropy(entries, judge, name, base):.3f}" if compared else "-")
         row += [f"{f['seconds_a_text']:.3f}" if "seconds_a_text" in f else "-"]
         row += [in_table_2(name, entry["facts"]["length"])]

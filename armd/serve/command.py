@@ -115,8 +115,8 @@ def load(job: Serving) -> Service:
     model = load_model(job.model, device=job.device)
     if not isinstance(model, ArmdLM):
         raise ArmdError(
-            f"{job.model} is a diffusion rival, which writes whole texts; serve a run of our model, or "
-            "use armd generate"
+            f"{job.model} is a diffusion rival, which writes whole texts; serve a run of our "
+            "model, or use armd generate"
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     limits = Limits(job.places, job.queue, job.max_body, job.timeout, job.threads)
@@ -149,13 +149,15 @@ def warm_up(service: Service) -> None:
     from ..canvas import from_prompts
     from ..sampling import Sampling
     from .engine import Job
-    from .events import Drawn
+    from .events import Drawn, Failed
     from .metrics import Metrics
 
     engine, left = service.engine, [service.limits.places]
-    over = threading.Event()
+    over, failures = threading.Event(), []
 
     def listen(event: Any) -> None:
+        if isinstance(event, Failed):
+            failures.append(event.message)
         if not isinstance(event, Drawn):
             left[0] -= 1
             over.set() if not left[0] else None
@@ -167,6 +169,8 @@ def warm_up(service: Service) -> None:
     engine.submit([job] * service.limits.places)
     if not over.wait(300):
         raise ArmdError("the model did not write its first tokens within 300 s; try a smaller one")
+    if failures:
+        raise ArmdError(f"the model cannot write: {failures[0]}")
     engine.deliver, engine.metrics = deliver, Metrics()
 
 
@@ -177,9 +181,10 @@ def listening(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind, proto)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ArmdError(
-            f"cannot listen at {host}:{port} ({error.strerror or error}); is another server there? "
+            f"cannot listen at {host}:{port} ({reason}); is another server there? "
             "name another --port, or --port 0 for a free one"
         ) from None
     return made

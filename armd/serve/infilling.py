@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ..canvas import Canvas
-from ..template import fill_in
+from ..template import fill_in, parts
 from .errors import Refusal, responses
 from .events import Drawn, Ended, Failed, Landed
 from .schema import Infilled, InfillRequest, Json
@@ -63,10 +63,12 @@ def sheet_of(service: Service, asked: InfillRequest) -> Sheet:
 
 
 def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
+    service.reader.check_length(text, "text")
     if asked.blank is not None:
         text = text.replace(asked.blank, "____")
     lengths = asked.blank_length if isinstance(asked.blank_length, list) else [asked.blank_length]
-    _fits(service, sum(lengths))
+    blanks = len(parts(text)) - 1
+    _fits(service, sum(lengths) * (blanks if len(lengths) == 1 else 1))
     return fill_in(text, lambda part: service.reader.encode(part, "text"), lengths=lengths)
 
 

@@ -27,9 +27,13 @@ class Reader:
     def anchor(self) -> list[int]:
         return self.backend.encode("a", add_special_tokens=False).ids[-1:]
 
-    def encode(self, text: str, param: str) -> list[int]:
-        if len(text) > self.max_length * self.longest:  # not worth encoding
+    def check_length(self, text: str, param: str) -> None:
+        """Refuse what is not worth looking at."""
+        if len(text) > self.max_length * self.longest:
             raise Refusal(400, self.too_long("far more"), param=param, code="too_long")
+
+    def encode(self, text: str, param: str) -> list[int]:
+        self.check_length(text, param)
         return self.backend.encode(text, add_special_tokens=False).ids if text else []
 
     def too_long(self, tokens: object) -> str:

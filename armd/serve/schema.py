@@ -36,7 +36,7 @@ class Choosing(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=2**31)
     min_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     streams: Streams = Field(1, description="Tokens drawn in one call of the model.")
     order: OrderName | list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
         None,

@@ -52,6 +52,10 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
         raise Refusal(400, "there is nothing to score; send at least one token")
     if len(ids) > service.reader.max_length:
         raise Refusal(400, service.reader.too_long(len(ids)), code="context_length_exceeded")
+    vocabulary = service.model.config.vocab_size
+    if max(ids) >= vocabulary:
+        told = f"token {max(ids)} is not one of the vocabulary's {vocabulary}"
+        raise Refusal(400, told, param="tokens")
     tokens, order = torch.tensor([ids]), order_of(asked, len(ids))
     device = service.model.device
 
