@@ -60,7 +60,7 @@ def mini() -> Scale:
         draws=2,
         samples=192,
         judged=48,
-        seeds=(0, 1),
+        seeds=(0, 1, 2),
         jobs=2,
     )
 
