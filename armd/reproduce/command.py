@@ -37,7 +37,7 @@ def reproduce(
     Args:
         stages: perplexity, generation, price, latency, ablations; none named: all of them. "page"
             writes the page anew from the results that are there.
-        scale: mini (about two hours on two cores), paper (GPT-2 small, for a cluster), or tiny
+        scale: mini (an hour and a half on two cores), paper (GPT-2 small, for a cluster), or tiny
             (a trial of the study itself).
         out: Where the dataset, the runs and their logs go.
         results: Where the figures go, one JSON file a stage.

