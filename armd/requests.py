@@ -144,7 +144,7 @@ def blank_order(order: str, n: int, streams: int, words: tuple[int, int]) -> Ord
         raise ArmdError(f"--order {order} says its own blocks; leave out --streams {streams}")
     if order == "random":
         return orders.random(n, generator=seeded(*words, "order"))
-    if kind == "masking" and steps.isdecimal() and 0 < int(steps) <= MOST_STEPS:
+    if kind == "masking" and steps.isdecimal() and int(steps) <= MOST_STEPS:
         return orders.masking(n, int(steps), generator=seeded(*words, "order"))
     raise ArmdError(
         f"no order '{order}'; use left-to-right, random or masking:T, T steps, at most {MOST_STEPS}"
