@@ -158,7 +158,10 @@ async def put_load(job: Load) -> Outcome:
 
 def main() -> None:
     job = tyro.cli(Load, prog="python -m armd.bench.load")
-    outcome = asyncio.run(put_load(job))
+    try:
+        outcome = asyncio.run(put_load(job))
+    except ConnectionRefusedError:
+        sys.exit("nobody listens at that address; start armd serve there first")
     grown = (outcome.memory_after - outcome.memory_before) / 2**20
     print(
         f"{outcome.finished} answers as if alone, {len(outcome.wrong)} wrong, {outcome.left} "
