@@ -50,7 +50,7 @@ def write(run: Path, streams: int) -> float:
     from .writing import Writing, generate
 
     print(f"\n{streams} stream{'s' * (streams > 1)}:")
-    job = Writing(str(run), prompt=PROMPT, streams=streams, length=128, stop=False, top_p=0.9)
+    job = Writing(str(run), prompt=PROMPT, streams=streams, length=128, stop=False, temperature=0.8)
     return generate(job)["tokens_per_second"]
 
 
@@ -59,7 +59,7 @@ def fill(run: Path) -> None:
     from .writing import Writing, generate
 
     print(f"\nblanks: {TEMPLATE}")
-    generate(Writing(str(run), template=TEMPLATE, blank_lengths="3,4", count=3, top_p=0.9))
+    generate(Writing(str(run), template=TEMPLATE, blank_lengths="3,4", count=3, temperature=0.8))
 
 
 def table(losses: dict[str, float]) -> str:
