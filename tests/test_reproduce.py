@@ -67,6 +67,32 @@ def test_an_interrupted_study_goes_on_and_measures_nothing_twice(data: Path, tmp
     assert "price of independence" in page and "Not run yet: `armd reproduce generation`" in page
 
 
+def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path):
+    words = command(data, tmp_path, "ablations")
+    study = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert study.stdout is not None
+    for line in study.stdout:
+        if line.endswith("steps\n"):
+            break
+
+    def runs() -> list[Path]:
+        mine = [p for p in Path("/proc").glob("[0-9]*/cmdline") if p.parent.name != str(study.pid)]
+        return [p for p in mine if str(tmp_path).encode() in read_quietly(p)]
+
+    assert runs()
+    study.send_signal(signal.SIGTERM)
+    study.communicate(timeout=120)
+    assert study.returncode == 143
+    assert not runs()
+
+
+def read_quietly(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""
+
+
 def test_a_failed_run_stops_no_other(data: Path, tmp_path: Path):
     study = Study(tiny(), tmp_path, data)
     base = tiny().base

@@ -12,6 +12,7 @@ import pytest
 from eval_models import saved, tiny_armd
 
 from armd.errors import ArmdError
+from armd.serve import places
 from armd.serve.command import Serving, listening, name_of, serve
 
 
@@ -88,3 +89,29 @@ def test_another_address_is_warned_about(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_run_is_called_by_its_own_name(tmp_path: Path) -> None:
     assert name_of(str(tmp_path / "demo" / "run" / "export")) == "demo"
     assert name_of(str(tmp_path / "poet")) == "poet"
+
+
+def test_a_diffusion_rival_is_refused(tmp_path: Path) -> None:
+    from armd.baselines import config_of, model_class
+
+    config = config_of("mdlm", vocab_size=257, d_model=16, n_layers=1, n_heads=2, max_length=8)
+    rival = saved(model_class("mdlm")(config), tmp_path / "rival")
+    with pytest.raises(ArmdError, match="diffusion rival"):
+        serve(Serving(rival, port=0))
+
+
+def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypatch) -> None:
+    def broken(*_):
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr("armd.serve.engine.advance_together", broken)
+    with pytest.raises(ArmdError, match=r"cannot write.*no such operation"):
+        serve(Serving(folder, port=0))
+
+
+def test_a_large_model_has_all_threads_and_a_small_one_a_thread(monkeypatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    model = tiny_armd()
+    assert places.threads_for(model) == 1
+    monkeypatch.setattr(places, "IN_A_CORE", 1000)
+    assert places.threads_for(model) == 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -57,7 +56,6 @@ def reproduce(
     study = Study(chosen, out, data or out / "data")
     if plan:
         return show_plan(study, wanted)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the runs save and end
     failed: dict[str, str] = {}
     if wanted:
         if data is None:

@@ -48,6 +48,7 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
         print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
     working: list[Worker] = []
     failed: dict[str, str] = {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends as Ctrl-C does
     try:
         while waiting or working:
             for run in ready(study, runs, waiting)[: jobs - len(working)]:
@@ -61,6 +62,8 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
     except BaseException:
         stop(working)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return failed
 
 

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from ..cache import Cache, empty_mark, make_cache
+from ..cache import Cache
 from ..canvas import Canvas
 from ..filling import Filling
 from ..modeling_armd import ArmdLM
@@ -27,6 +27,7 @@ from ..passes import advance_together
 from ..sampling import Sampling
 from .events import Drawn, Ended, Event, Failed, drawn
 from .metrics import Metrics
+from .places import Pool, threads_for
 
 Listener = Callable[[Event], None]
 
@@ -69,39 +70,6 @@ class Ticket:
     place: Cache | None = None
     gone: bool = False
     """Nobody waits for it any more."""
-
-
-@dataclass
-class Pool:
-    """The places: caches made once and used again and again."""
-
-    model: ArmdLM
-    free: list[Cache] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, model: ArmdLM, places: int) -> "Pool":
-        length = model.config.max_length
-        first = make_cache(model, batch=1, length=length)
-        rest = [make_cache(model, batch=1, length=length) for _ in range(places - 1)]
-        # position codes and turns are the same for all
-        return cls(model, [first, *(replace(c, code=first.code, turn=first.turn) for c in rest)])
-
-    def cut(self, place: Cache, length: int) -> Cache:
-        """A place as an empty cache of just this length."""
-        keys, values = ([s[:, : length + 2] for s in side] for side in (place.keys, place.values))
-        return replace(place, keys=keys, values=values, mark=empty_mark(self.model, 1))
-
-
-IN_A_CORE = 16 * 2**20
-"""Bytes of weights that a core reads about as fast from its caches as two do."""
-
-
-def threads_for(model: ArmdLM) -> int:
-    """A small model's pass is short, and waiting for a second thread at every step of a layer costs
-    more than that thread does; the core is better left to those who talk to the clients."""
-    weights = sum(part.numel() * part.element_size() for part in model.buffers())
-    weights += sum(part.numel() * part.element_size() for part in model.parameters())
-    return 1 if weights < IN_A_CORE else torch.get_num_threads()
 
 
 class Engine:
