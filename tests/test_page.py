@@ -280,6 +280,23 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, address: str,
     context.close()
 
 
+# a pause in typing, made long: the form is previewed after a text was written
+LATE = """() => {
+  const timeout = window.setTimeout;
+  window.setTimeout = (call, time, ...more) => timeout(call, time === 150 ? 2500 : time, ...more);
+}"""
+
+
+def test_a_late_preview_does_not_cover_what_was_written(page: Any):
+    page.evaluate(LATE)
+    page.select_option("#order-of", "backward")
+    generate(page)
+    words = page.inner_text("#order-words")
+    page.wait_for_timeout(3000)
+    assert page.inner_text("#order-words") == words
+    assert page.locator("#drawing svg").count() == 3
+
+
 def test_every_kind_of_order_is_drawn(page: Any):
     for kind in ("left_to_right", "strided", "shuffled", "random", "masking"):
         page.select_option("#drawn", kind)
@@ -288,5 +305,6 @@ def test_every_kind_of_order_is_drawn(page: Any):
         page.select_option("#order-of", order)
         page.select_option("#drawn", "canvas")
         generate(page)
+        page.wait_for_timeout(300)  # longer than the pause after which a form is previewed
         assert page.locator("#drawing svg").count() == 3
         assert "12 tokens · 12 model calls" in page.inner_text("#facts")

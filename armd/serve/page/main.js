@@ -47,6 +47,7 @@ const race = new Race({ card, request, begin, finish });
 let info = { max_length: 128 };
 let recording = null; // what the canvas shows
 let running = null; // the AbortController of the request under way
+let begun = 0; // requests so far
 let typing = 0; // the timer that waits for a pause in typing
 
 /** What the form asks for, as events. With `streams`, those and nothing else: a side of a race. */
@@ -68,6 +69,7 @@ async function request({ streams, signal }) {
 function begin() {
   running?.abort();
   running = new AbortController();
+  begun += 1;
   complain("");
   for (const id of ["stop", "race-stop"]) find(id).hidden = false;
   for (const id of ["generate", "race-start"]) find(id).hidden = true;
@@ -149,10 +151,11 @@ function comeIntoView() {
 function formChanged() {
   settings.hasBlanks(prompt.lengths.length > 0);
   clearTimeout(typing);
-  typing = setTimeout(measure, 150);
+  typing = setTimeout(measure, 150, begun);
 }
 
-async function measure() {
+/** `before`: how many requests had begun when the form was changed; a later one is drawn instead. */
+async function measure(before) {
   try {
     const { known } = await prompt.canvas(settings.length);
     const given = known.filter(Boolean).length;
@@ -163,7 +166,7 @@ async function measure() {
     const after = over ? `: ${known.length} of at most ${info.max_length}` : ` in ${calls}`;
     find("count").textContent = `${sum}${blanks || over ? after : ""}`;
     find("count").classList.toggle("over", over);
-    if (!running && !over) orderView.preview(known);
+    if (!running && begun === before && !over) orderView.preview(known);
   } catch (error) {
     complain(error.message);
   }
