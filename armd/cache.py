@@ -14,7 +14,7 @@ import torch
 
 from .layers import attention, bool_mask, turns
 from .modeling_armd import ArmdLM
-from .native import Text, addresses
+from .native import Places, Text, addresses
 from .shapes import Bool, Float, Int, Tensor
 
 
@@ -49,11 +49,12 @@ class Cache:
         return self.keys[0].shape[1] - 1
 
     @cached_property
-    def places(self) -> list[list[tuple[int | None, int | None]]]:
-        """Where layer.c finds the keys and values of each layer, text by text."""
+    def places(self) -> list[tuple[Places, Places]]:
+        """Where layer.c finds each text's keys and values, layer by layer."""
         batch = self.keys[0].shape[0]
-        stores = zip(self.keys, self.values, strict=True)
-        return [list(zip(addresses(k, batch), addresses(v, batch), strict=True)) for k, v in stores]
+        sides = ([addresses(s, batch) for s in side] for side in (self.keys, self.values))
+        keys, values = ([Places(*of_text) for of_text in zip(*s, strict=True)] for s in sides)
+        return list(zip(keys, values, strict=True))
 
     def __getstate__(self) -> dict[str, object]:
         """What a copy takes over: all but addresses, which are not its own."""
@@ -151,11 +152,11 @@ class Entry:
         mask = "all" if self.mask is None else self.mask[:, :, -query.shape[1] :]
         return attention(query, keys, values, mask).flatten(0, 1)
 
-    def texts(self, index: int) -> list[Text]:
-        """The same for layer `index`, text by text, as layer.c is told it."""
+    def texts(self, first: int) -> list[Text]:
+        """The same for layer `first` and those behind it, text by text, as layer.c is told it."""
         size = (self.rows, self.own, self.start, self.count)
-        places = zip(self.cache.places[index], self._tables, strict=True)
-        return [(*stores, *tables, *size) for stores, tables in places]
+        places = zip(self.cache.places, self._tables, strict=True)
+        return [(k.behind(first), v.behind(first), *tables, *size) for (k, v), tables in places]
 
     @cached_property
     def _tables(self) -> list[tuple[int | None, int | None]]:

@@ -64,12 +64,14 @@ class Canvas:
         """What is given are prompts: nothing after a blank."""
         return bool((self.known[:, 1:] <= self.known[:, :-1]).all())
 
-    def slots(self, step: int) -> Int[Tensor, "b m"]:
+    def slots(self, step: int) -> slice | Int[Tensor, "b m"]:
         """Places in generation order that step t fills; step 0 is the prefill. Rows with smaller
         blocks are padded with n, one past the last place."""
         if self.alike:
-            first = self._one_ends[step - 1] if step else 0
-            return torch.arange(first, self._one_ends[step]).expand(self.tokens.shape[0], -1)
+            return slice(self._one_ends[step - 1] if step else 0, self._one_ends[step])
+        return self._slots(step)
+
+    def _slots(self, step: int) -> Int[Tensor, "b m"]:
         end = self.ends[:, step]
         start = self.ends[:, step - 1] if step else torch.zeros_like(end)
         place = start[:, None] + torch.arange(int((end - start).max()))
@@ -82,7 +84,7 @@ class Canvas:
             return self._prefill(spare)
         if self.alike:
             return None
-        context, query = self.slots(step - 1), self.slots(step)
+        context, query = self._slots(step - 1), self._slots(step)
         before, after = self.ends[:, step - 1, None], self.ends[:, step, None]
         return Placing(
             context_slot=self._slot(context, 1, spare),
@@ -100,7 +102,7 @@ class Canvas:
     def _prefill(self, spare: int) -> Placing:
         """BOS and all that is known; the query rows of what is known (the layers above the two
         streams keep their keys), and those of the first step."""
-        known, query = self.slots(0), self.slots(1)
+        known, query = self._slots(0), self._slots(1)
         given, after = self.ends[:, 0, None], self.ends[:, 1, None]
         last = self.order.block[:, -1:] + 1
         block = torch.cat([self.order.block, last], 1).gather(1, known).contiguous()

@@ -58,15 +58,17 @@ static long find(const float *logits, long count, double most, double rate, doub
     return token;
 }
 
-/* logits (rows, count), uniform (rows); given[r] >= 0 is a token to be taken, given may be NULL.
- * logp is the token's at temperature 1. -1 if there is no memory. */
-int draw_rows(const float *logits, const double *uniform, const long *given, double temperature,
-              long rows, long count, long *token, double *logp) {
+/* 1 / temperature, but finite: inf times 0 would be no number. */
+static double rate_of(double temperature) { return fmin(1 / temperature, 1e300); }
+
+/* logits (rows, count), uniform and temperature (rows); given[r] >= 0 is a token to be taken, given
+ * may be NULL. logp is the token's at temperature 1. -1 if there is no memory. */
+int draw_rows(const float *logits, const double *uniform, const long *given,
+              const double *temperature, long rows, long count, long *token, double *logp) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
     double *sums = malloc(sizeof(double) * rows * (2 * blocks + 1));
     if (!sums) return -1;
     double *plain = sums + rows * blocks, *most = plain + rows * blocks;
-    const double rate = fmin(1 / temperature, 1e300); /* inf times 0 would be no number */
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
@@ -84,6 +86,7 @@ int draw_rows(const float *logits, const double *uniform, const long *given, dou
             const long r = i / blocks, start = i % blocks * BLOCK, left = count - start;
             const long size = left < BLOCK ? left : BLOCK;
             const float *part = logits + r * count + start;
+            const double rate = rate_of(temperature[r]);
             sums[i] = plain[i] = weigh(part, size, most[r], 1, NULL);
             if (rate != 1) sums[i] = weigh(part, size, most[r], rate, NULL);
         }
@@ -93,7 +96,8 @@ int draw_rows(const float *logits, const double *uniform, const long *given, dou
             double total = 0;
             for (long b = 0; b < blocks; b++) total += plain[r * blocks + b];
             token[r] = given && given[r] >= 0
-                ? given[r] : find(row, count, most[r], rate, uniform[r], sums + r * blocks);
+                ? given[r]
+                : find(row, count, most[r], rate_of(temperature[r]), uniform[r], sums + r * blocks);
             logp[r] = row[token[r]] - most[r] - log(total);
         }
     }

@@ -62,51 +62,60 @@ class SkinnyLinear(nn.Module):
         return weight if self.scale is None else weight * self.scale[:, None]
 
 
-# beside the layers, not in them: what holds addresses can't be copied
-_known: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], LayerWeights]] = WeakKeyDictionary()
-
-
 class FastLayer(Layer):
-    """A layer whose decoding pass is one call of layer.c; what that cannot do is left to torch."""
+    """A layer that layer.c can take a decoding pass through."""
 
     @property
     def fits(self) -> bool:
-        """Its widths are whole vectors of eight."""
+        """Its widths are whole vectors of eight; what others need is left to torch."""
         d, ff = cast(SkinnyLinear, self.query).depth, cast(SkinnyLinear, self.down).depth
         return d // self.heads % 8 == 0 and ff % 8 == 0
 
-    def through(
-        self,
-        rows: Float[Tensor, "1 n d"],
-        turn: Float[Tensor, "1 n half 2"],
-        texts: Sequence[Text],
-        *,
-        last: bool = False,
-    ) -> Float[Tensor, "1 k d"]:
-        """Rows of a decoding pass, text by text: of each the first leave keys and values in its
-        cache, then all see it. At the `last` of its kind those that left keys go no further."""
-        rows, turn = rows.contiguous(), turn.contiguous()
-        left = sum(text[5] for text in texts) if last else 0
-        out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
-        told = (TextRows * len(texts))(*texts)
-        ends = (tensor.data_ptr() for tensor in (rows, turn, out))
-        if library().layer_pass(byref(self.address()), told, len(texts), last, *ends):
-            raise MemoryError("no memory for a decoding pass")
-        return out
-
-    def address(self) -> LayerWeights:
-        """Where layer.c finds its parts: worked out again when they have moved."""
+    def parts(self) -> list[int]:
+        """Where its weights are."""
         norms = (self.attention_norm.weight, self.mlp_norm.weight)
         parts = (*norms, *(cast(SkinnyLinear, getattr(self, name)).panels for name in MATRICES))
-        now, known = tuple(part.data_ptr() for part in parts), _known.get(self)
-        if known is None or known[0] != now:
-            known = _known[self] = (now, self._addresses())
-        return known[1]
+        return [part.data_ptr() for part in parts]
 
-    def _addresses(self) -> LayerWeights:
-        norms = (self.attention_norm.weight.data_ptr(), self.mlp_norm.weight.data_ptr())
+    def address(self) -> LayerWeights:
+        """Where layer.c finds them."""
         matrices = (cast(SkinnyLinear, getattr(self, name)).address() for name in MATRICES)
-        return LayerWeights(*norms, *matrices, self.heads, self.attention_norm.eps)
+        return LayerWeights(*self.parts()[:2], *matrices, self.heads, self.attention_norm.eps)
+
+
+# beside the layers, not in them: what holds addresses can't be copied
+_known: WeakKeyDictionary[nn.Module, tuple[list[int], Any]] = WeakKeyDictionary()
+
+
+def addresses_of(layers: Sequence[FastLayer]) -> Any:
+    """Where layer.c finds these layers: worked out again when their weights have moved."""
+    now, known = [part for layer in layers for part in layer.parts()], _known.get(layers[0])
+    if known is None or known[0] != now:
+        made = (LayerWeights * len(layers))(*(layer.address() for layer in layers))
+        known = _known[layers[0]] = (now, made)
+    return known[1]
+
+
+def through(
+    layers: Sequence[FastLayer],
+    rows: Float[Tensor, "1 n d"],
+    turn: Float[Tensor, "1 n half 2"],
+    texts: Sequence[Text],
+    *,
+    last: bool = False,
+) -> Float[Tensor, "1 k d"]:
+    """Rows of a decoding pass through some layers, text by text: of each text the first leave keys
+    and values in its cache, then all see it. With `last`, those that left keys end at the last of
+    these layers."""
+    rows, turn = rows.contiguous(), turn.contiguous()
+    left = sum(text[5] for text in texts) if last else 0
+    out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
+    told = (TextRows * len(texts))(*texts)
+    ends = (tensor.data_ptr() for tensor in (rows, turn, out))
+    where = addresses_of(layers)
+    if library().layers_pass(where, len(layers), told, len(texts), last, *ends):
+        raise MemoryError("no memory for a decoding pass")
+    return out
 
 
 class FastTwoStreamLayer(FastLayer, TwoStreamLayer): ...

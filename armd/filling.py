@@ -50,7 +50,9 @@ class Filling:
         device, (batch, n) = model.device, canvas.tokens.shape
         self.model, self.canvas, self.sampling, self.eos = model, canvas, sampling, eos
         self.cache = make_cache(model, batch=batch, length=n) if cache is None else cache
-        self.uniform = _pad(uniforms(batch, n, generator).to(device), 0.0)
+        self.uniform = _pad(uniforms(batch, n, generator), 0.0)
+        if device.type != "mps":  # which knows no float64
+            self.uniform = self.uniform.to(device)
         self.position = _pad(canvas.order.position.to(device), n)
         self.known = _pad(canvas.known.to(device), True)
         self.text = _pad(canvas.tokens.to(device), 0)
@@ -59,8 +61,14 @@ class Filling:
             given, vocabulary = self.known[:, :n], model.config.vocab_size
             self.seen = _seen(self.text[:, :n], given, vocabulary)
         self.written = self.known.clone()
-        self.place = canvas.slots(0).to(device)
-        self.index, self.ended = 0, False
+        self.over, self.ended = False, False  # an EOS was drawn; every row has ended
+        self.go_to(0)
+
+    def go_to(self, step: int) -> None:
+        """Stand behind step `step`; 0: before the first pass."""
+        self.index = step
+        self.slots = self.canvas.slots(step)
+        self.at = _look(self.position, self.slots)
 
     @property
     def done(self) -> bool:
@@ -69,49 +77,63 @@ class Filling:
     def part(self) -> Part:
         """Enter what the step before drew (before the first: BOS and all that is given), and the
         query rows of this step."""
-        model, device, last = self.model, self.text.device, self.place
-        self.place = self.canvas.slots(self.index + 1).to(device)
-        drawn_at, wanted_at = self.position.gather(1, last), self.position.gather(1, self.place)
-        context, context_position = self.text.gather(1, drawn_at), drawn_at + 1
-        query_position = wanted_at + 1
-        placing = self.canvas.placing(self.index + 1, self.cache.spare)
+        device, drawn_at, cache = self.text.device, self.at, self.cache
+        self.slots = self.canvas.slots(self.index + 1)
+        self.at = _look(self.position, self.slots)
         if self.index == 0:
-            x = model.context_rows(context)
-            query_position = torch.cat([context_position, query_position], 1)
-            context_position = torch.nn.functional.pad(context_position, (1, 0))
-        else:
-            x = model.embedding(context)
-        return Part(self.cache, x, context_position, query_position, placing and placing.to(device))
+            return opening(self.model, self.canvas, cache)
+        x = self.model.embedding(self.text.gather(1, drawn_at))
+        placing = self.canvas.placing(self.index + 1, cache.spare)
+        return Part(cache, x, drawn_at + 1, self.at + 1, placing and placing.to(device))
 
     def asked(self, rows: Float[Tensor, "b r d"]) -> Float[Tensor, "b k d"]:
         """Of the rows that a pass gives, those of this step."""
         if self.model.config.query != "shift":
-            return rows[:, -self.place.shape[1] :]
+            return rows[:, -self.at.shape[1] :]
         # the row of the last token itself predicts the next
-        newest = torch.zeros_like(self.place[:, 0])
+        newest = torch.zeros_like(self.at[:, 0])
         if self.index == 0:
             newest = self.canvas.ends[:, 0].to(rows.device)
         return rows.gather(1, newest[:, None, None].expand(-1, 1, rows.shape[2]))
 
     def take(self, logits: Float[Tensor, "b k v"]) -> Step:
         """Draw this step's tokens and write them down."""
-        text, at = self.text, self.position.gather(1, self.place)
-        given = self.known.gather(1, at)
-        forced = text.gather(1, at).where(given, -1) if self.canvas.forced else None
-        uniform = self.uniform.gather(1, self.place)
-        token, logp = draw(logits, uniform, self.sampling, self.seen, forced)
-        token = text.gather(1, at).where(given, token)
+        text, at, given, forced = self.text, self.at, None, None
+        if self.over or self.canvas.forced or not self.canvas.alike:  # else all of it is new
+            given = self.known.gather(1, at)
+        if given is not None and self.canvas.forced:
+            forced = text.gather(1, at).where(given, -1)
+        token, logp = draw(
+            logits, _look(self.uniform, self.slots), self.sampling, self.seen, forced
+        )
+        if given is not None:
+            token = text.gather(1, at).where(given, token)
         text.scatter_(1, at, token)
         if self.seen is not None:
-            real = self.place < text.shape[1] - 1
-            self.seen |= _seen(token, real, self.model.config.vocab_size)
-        step = Step(self.index, at, token, logp, ~given)
+            self.seen |= _seen(token, at < text.shape[1] - 1, self.model.config.vocab_size)
+        drawn = torch.ones_like(at, dtype=torch.bool) if given is None else ~given
+        step = Step(self.index, at, token, logp, drawn)
         if self.eos is not None:
             self.written.scatter_(1, at, True)
-            self.known |= _ended(text, self.known, self.written, self.eos)[:, None]
-            self.ended = bool(self.known.all())
+            self.over = self.over or bool((token == self.eos).any())
+            if self.over:
+                self.known |= _ended(text, self.known, self.written, self.eos)[:, None]
+                self.ended = bool(self.known.all())
         self.index += 1
         return step
+
+
+def opening(model: ArmdLM, canvas: Canvas, cache: Cache) -> Part:
+    """What enters first: BOS and all that is given. The query rows are those of what is given,
+    whose keys the layers above the two streams keep, and those of the first step."""
+    device, n = model.device, canvas.tokens.shape[1]
+    position, text = _pad(canvas.order.position, n), _pad(canvas.tokens, 0)
+    given, first = (_look(position, canvas.slots(step)) for step in (0, 1))
+    x = model.context_rows(text.gather(1, given).to(device))
+    context = torch.nn.functional.pad(given + 1, (1, 0)).to(device)
+    query = torch.cat([given, first], 1).add(1).to(device)
+    placing = canvas.placing(1, cache.spare)
+    return Part(cache, x, context, query, placing and placing.to(device))
 
 
 def uniforms(batch: int, n: int, generator: Generators = None) -> Float[Tensor, "b n"]:
@@ -128,6 +150,11 @@ def spread(generator: torch.Generator | None, batch: int) -> list[torch.Generato
     """One generator for each row, out of one for all."""
     seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
     return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def _look(table: Tensor, slots: slice | Tensor) -> Tensor:
+    """What a table in generation order has in these places."""
+    return table[:, slots] if isinstance(slots, slice) else table.gather(1, slots.to(table.device))
 
 
 def _pad(rows: Tensor, value: int | float | bool) -> Tensor:

@@ -1,6 +1,6 @@
-/* One layer of a decoding pass on its few rows, from cache to cache: what torch would do in some
- * thirty operations, each with its own start and end, is here one parallel region. A row's result
- * depends neither on the rows beside it nor on the number of threads. */
+/* The layers of a decoding pass on its few rows, from cache to cache: what torch would do in some
+ * thirty operations a layer, each with its own start and end, is here one parallel region. A row's
+ * result depends neither on the rows beside it nor on the number of threads. */
 #include "attention.h"
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@ typedef struct {
 
 /* A text's rows of this pass: the first `own` leave keys and values in its cache, all see it. */
 typedef struct {
-    float *keys, *values; /* (slots, heads, width) */
+    float *const *keys, *const *values; /* of each layer: (slots, heads, width) */
     const long *slot;     /* (own): where its keys go, or NULL: from `start` on */
     const long *limit;    /* (rows): how many slots each row sees, or NULL: `count` */
     long rows, own, start, count;
@@ -21,8 +21,9 @@ typedef struct {
 } text;
 
 typedef struct {
-    text *texts;
+    const text *texts;
     long rows, kept, up, chunks, cells; /* of all texts: rows, those that leave keys, that go up */
+    long index;                         /* of the layer */
     int last;                           /* those that leave keys go no further */
     long heads, width;
     long *of_row, *of_chunk; /* whose a row is, and a chunk */
@@ -94,8 +95,8 @@ static void share_turns(const plan *all, const float *turn, const float *made, f
         if (j < t->own) {
             const long to = t->slot ? t->slot[j] : t->start + j;
             const float *row = made + (t->kept + j) * 2 * d;
-            turn_row(row, turn + i * width, heads, width, t->keys + to * d);
-            memcpy(t->values + to * d, row + d, sizeof(float) * d);
+            turn_row(row, turn + i * width, heads, width, t->keys[all->index] + to * d);
+            memcpy(t->values[all->index] + to * d, row + d, sizeof(float) * d);
         }
         if (j >= skip) {
             float *row = query + (t->up + j - skip) * d;
@@ -113,11 +114,12 @@ static void share_attention(const plan *all, const float *query, float *scores, 
         const long c = i - t->chunk, skip = all->last ? t->own : 0, rows = t->rows - skip;
         const long *limit = t->limit ? t->limit + skip : NULL, cell = t->cell + c * rows * heads;
         const float *q = query + t->up * d;
+        const float *keys = t->keys[all->index], *values = t->values[all->index];
         float *to = parts + cell * part, *space = scores + cell * CHUNK;
         if (width == 64) /* known to the compiler, it stays in registers */
-            attend(q, t->keys, t->values, rows, heads, 64, c * CHUNK, t->count, limit, space, to);
+            attend(q, keys, values, rows, heads, 64, c * CHUNK, t->count, limit, space, to);
         else
-            attend(q, t->keys, t->values, rows, heads, width, c * CHUNK, t->count, limit, space, to);
+            attend(q, keys, values, rows, heads, width, c * CHUNK, t->count, limit, space, to);
     }
 #pragma omp for schedule(static)
     for (long i = 0; i < all->rows * heads; i++) {
@@ -139,42 +141,80 @@ static void share_swiglu(const float *gate_up, long rows, long width, float *out
     }
 }
 
-/* Rows of all texts, one after the other, (rows, d), and their turns (rows, width of a head / 2, 2);
- * into `out` those that go up. The widths of a head and of the feed-forward are multiples of 8. -1 if
- * there is no memory. */
-int layer_pass(const layer *l, text *texts, long count, int last, const float *rows,
-               const float *turn, float *out) {
+/* Where the stages of a layer leave what they make; every layer uses it again. */
+typedef struct {
+    float *own, *made, *normed, *query, *seen, *gate_up, *hidden, *scores, *parts;
+} space;
+
+static void cut(space *s, float *at, const plan *all, long d, long ff) {
+    s->own = at, s->made = s->own + all->kept * d, s->normed = s->made + all->kept * 2 * d;
+    s->query = s->normed + all->up * d, s->seen = s->query + all->up * d;
+    s->gate_up = s->seen + all->up * d, s->hidden = s->gate_up + all->up * 2 * ff;
+    s->scores = s->hidden + all->up * ff, s->parts = s->scores + all->cells * CHUNK;
+}
+
+static long size_of(const plan *all, long d, long ff) {
+    return all->kept * 3 * d + all->up * (3 * d + 3 * ff) + all->cells * (CHUNK + 2 + all->width);
+}
+
+static void share_layer(const plan *all, const layer *l, const space *s, const float *rows,
+                        const float *turn, float *out) {
     const long d = l->query.depth, ff = l->down.depth;
-    plan all = {.last = last, .heads = l->heads, .width = d / l->heads};
-    if (make(&all, texts, count)) return -1;
-    float *space = malloc(sizeof(float) * (all.up * (3 * d + 3 * ff) + all.kept * 3 * d +
-                                           all.cells * (CHUNK + 2 + all.width)));
-    float *normed = space, *query = normed + all.up * d, *seen = query + all.up * d;
-    float *gate_up = seen + all.up * d, *hidden = gate_up + all.up * 2 * ff;
-    float *own = hidden + all.up * ff, *made = own + all.kept * d, *scores = made + all.kept * 2 * d;
-    float *parts = scores + all.cells * CHUNK;
-    if (space) {
-#pragma omp parallel
-        {
-            share_start(&all, l, rows, own, normed, out);
-            share_product(&l->key_value, own, made, all.kept, 0);
-            share_product(&l->query, normed, query, all.up, 0);
+    share_start(all, l, rows, s->own, s->normed, out);
+    share_product(&l->key_value, s->own, s->made, all->kept, 0);
+    share_product(&l->query, s->normed, s->query, all->up, 0);
 #pragma omp barrier
-            share_turns(&all, turn, made, query);
-            share_attention(&all, query, scores, parts, seen);
-            share_product(&l->out, seen, out, all.up, 1);
+    share_turns(all, turn, s->made, s->query);
+    share_attention(all, s->query, s->scores, s->parts, s->seen);
+    share_product(&l->out, s->seen, out, all->up, 1);
 #pragma omp barrier
 #pragma omp for schedule(static)
-            for (long i = 0; i < all.up; i++)
-                rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, normed + i * d);
-            share_product(&l->gate_up, normed, gate_up, all.up, 0);
+    for (long i = 0; i < all->up; i++)
+        rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, s->normed + i * d);
+    share_product(&l->gate_up, s->normed, s->gate_up, all->up, 0);
 #pragma omp barrier
-            share_swiglu(gate_up, all.up, ff, hidden);
-            share_product(&l->down, hidden, out, all.up, 1);
+    share_swiglu(s->gate_up, all->up, ff, s->hidden);
+    share_product(&l->down, s->hidden, out, all->up, 1);
+#pragma omp barrier
+}
+
+/* Rows of all texts, one after the other, (rows, d), through `depth` layers of one shape; their turns
+ * are (rows, width of a head / 2, 2). Into `out` go those that go up: all, or with `last` those that
+ * leave no keys. The widths of a head and of the feed-forward are multiples of 8. -1 if there is no
+ * memory. */
+int layers_pass(const layer *layers, long depth, const text *texts, long count, int last,
+                const float *rows, const float *turn, float *out) {
+    const long d = layers->query.depth, ff = layers->down.depth;
+    plan all = {.heads = layers->heads, .width = d / layers->heads}, end = all;
+    end.last = last;
+    text *inner = malloc(sizeof(text) * 2 * count), *outer = inner + count;
+    if (!inner) return -1;
+    memcpy(inner, texts, sizeof(text) * count);
+    memcpy(outer, texts, sizeof(text) * count);
+    float *memory = NULL;
+    if (!make(&all, inner, count) && !make(&end, outer, count)) {
+        const long passed = depth > 1 ? 2 * all.rows * d : 0; /* rows between two layers */
+        memory = malloc(sizeof(float) * (size_of(depth > 1 ? &all : &end, d, ff) + passed));
+    }
+    if (memory) {
+#pragma omp parallel
+        {
+            const float *from = rows;
+            for (long i = 0; i < depth; i++) {
+                plan now = i == depth - 1 ? end : all;
+                space own;
+                now.index = i;
+                cut(&own, memory + (depth > 1 ? 2 * all.rows * d : 0), &now, d, ff);
+                float *to = i == depth - 1 ? out : memory + i % 2 * all.rows * d;
+                share_layer(&now, layers + i, &own, from, turn, to);
+                from = to;
+            }
         }
     }
-    const int result = space ? 0 : -1;
-    free(space);
+    const int result = memory ? 0 : -1;
+    free(memory);
     free(all.of_row);
+    free(end.of_row);
+    free(inner);
     return result;
 }

@@ -201,10 +201,11 @@ class ArmdLM(StrictModel):
         return self.start_query(sums, sight.limit)
 
     def start_query(
-        self, sums: Float[Tensor, "b n d"], count: Int[Tensor, "*b n"]
-    ) -> Float[Tensor, "b n d"]:
-        """G^0 from sums over `count` context rows, as `codes` weighs them."""
+        self, sums: Float[Tensor, "*b n d"], count: Int[Tensor, "*b2 n"] | None
+    ) -> Float[Tensor, "*b n d"]:
+        """G^0 from sums over `count` context rows, which only a mean asks for."""
         if self.config.query == "mean":
+            assert count is not None
             sums = sums / count[..., None]
         return self.query_norm(sums)
 

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class LayerWeights(ctypes.Structure):
 
 
 class TextRows(ctypes.Structure):
-    """`text` of layer.c, of which C sets the last five itself."""
+    """`text` of layer.c, which has a copy and sets the last five there."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values", "slot", "limit")),
@@ -58,7 +58,7 @@ class TextRows(ctypes.Structure):
     )
 
 
-Text = tuple[int | None, int | None, int | None, int | None, int, int, int, int]
+Text = tuple[int, int, int | None, int | None, int, int, int, int]
 """The fields of TextRows that are not C's own."""
 
 
@@ -68,6 +68,18 @@ def addresses(table: Tensor | None, count: int) -> list[int | None]:
         return [None] * count
     step = table.stride(0) * table.element_size()
     return [table.data_ptr() + i * step for i in range(count)]
+
+
+class Places:
+    """Addresses, one a layer, in a list that C can read."""
+
+    def __init__(self, *addresses: int | None) -> None:
+        self.list = (c_void_p * len(addresses))(*addresses)
+        self.address = ctypes.addressof(self.list)
+
+    def behind(self, first: int) -> int:
+        """Where the list from layer `first` on stands."""
+        return self.address + first * ctypes.sizeof(c_void_p)
 
 
 @cache
@@ -88,10 +100,10 @@ def library() -> Any:
     library.skinny_product.argtypes = [POINTER(Matrix), address, address, c_long]
     library.skinny_product.restype = None
     texts = [POINTER(TextRows), c_long, c_int]
-    library.layer_pass.argtypes = [POINTER(LayerWeights), *texts, address, address, address]
-    library.layer_pass.restype = c_int
-    sizes = [c_double, c_long, c_long]
-    library.draw_rows.argtypes = [address, address, address, *sizes, address, address]
+    layers = [POINTER(LayerWeights), c_long]
+    library.layers_pass.argtypes = [*layers, *texts, address, address, address]
+    library.layers_pass.restype = c_int
+    library.draw_rows.argtypes = [*[address] * 4, c_long, c_long, address, address]
     library.draw_rows.restype = c_int
     return library
 

@@ -7,12 +7,13 @@ padding, and only products row by row are shared: a text gets what it would get 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import torch
 
 from .cache import Cache, Entry, Mark, Placing
-from .fast import FastLayer
+from .fast import FastLayer, through
 from .layers import Layer
 from .modeling_armd import ArmdLM
 from .native import Text
@@ -63,48 +64,64 @@ def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     if len(few) < len(parts) > 1:
         passed = iter(advance_together(model, few) if few else [])
         return [next(passed) if p.rows <= FEW else advance_together(model, [p])[0] for p in parts]
-    shift = model.config.query == "shift"
-    moves = [_shift_move(model, part) for part in parts] if shift else _moves(model, parts)
-    rows, turn = (_flat([getattr(m, name) for m in moves]) for name in ("rows", "turn"))
-    low, high = (_crossing([getattr(m, name) for m in moves]) for name in ("low", "high"))
-    first = 0
-    if not shift:
-        first = model.config.n_two_stream
-        for index in range(first):
-            # nothing above the two streams reads the context rows
-            rows = _through(model, index, rows, turn, low, last=index == first - 1)
-        turn = turn[:, low.others]
-    for index in range(first, len(model.layers)):
-        rows = _through(model, index, rows, turn, high)
-    final = zip(model.norm(rows)[0].split(high.sizes), parts, strict=True)
+    if model.config.query == "shift":
+        flow, above = _shifted(model, parts), 0
+        rows = flow.rows
+    else:
+        flow, above = _started(model, parts), model.config.n_two_stream
+        # nothing above the two streams reads the context rows
+        rows = _through(model, range(above), flow.rows, flow.low_turn, flow.low, last=True)
+    layers = range(above, len(model.layers))
+    rows = _through(model, layers, rows, flow.high_turn, flow.high)
+    final = zip(model.norm(rows)[0].split(flow.high.sizes), parts, strict=True)
     return [rows.view(len(part.context), -1, rows.shape[1]) for rows, part in final]
 
 
 @dataclass(frozen=True)
-class Move:
-    """A part on its way: its first rows, their turns, and how they enter the layers."""
+class Flow:
+    """A pass about to enter the layers: its first rows, text by text, and how they and their turns
+    go through the two-stream layers and those above."""
 
-    rows: Float[Tensor, "b r d"]
-    turn: Float[Tensor, "b r half 2"]
-    low: Entry
-    high: Entry
+    rows: Float[Tensor, "1 n d"]
+    low: "Crossing"
+    low_turn: Float[Tensor, "1 n half 2"]
+    high: "Crossing"
+    high_turn: Float[Tensor, "1 k half 2"]
 
 
-def _moves(model: ArmdLM, parts: Sequence[Part]) -> list[Move]:
-    """All parts on their way; their query rows start together from what each state gives them."""
+def _started(model: ArmdLM, parts: Sequence[Part]) -> Flow:
+    """Query rows start from what the state of their text gives them. What is looked up or worked
+    out row by row is so for all parts at once."""
+    context = torch.cat([part.context_position.flatten() for part in parts])
+    query = torch.cat([part.query_position.flatten() for part in parts])
+    tables = max((part.cache for part in parts), key=lambda cache: len(cache.code))
+    keys = tables.code[context].split([part.context_position.numel() for part in parts])
+    queries = tables.code[query].split([part.query_position.numel() for part in parts])
     old = [part.cache.mark for part in parts]
-    sums = [_take_in(part) for part in parts]
-    first = model.start_query(_flat(sums), _flat([_strict_limit(part) for part in parts]))[0]
-    each = first.split([part.query_position.numel() for part in parts])
-    return [_move(*given) for given in zip(parts, old, each, strict=True)]
+    sums = [_take_in(*given).flatten(0, 1) for given in zip(parts, keys, queries, strict=True)]
+    count = None
+    if model.config.query == "mean":
+        count = torch.cat([_strict_limit(part).flatten() for part in parts])
+    entered = [_entries(*given) for given in zip(parts, old, strict=True)]
+    low, high = (Crossing(list(entries)) for entries in zip(*entered, strict=True))
+    rows = torch.cat(
+        [part.context.flatten(0, 1) for part in parts] + [model.start_query(torch.cat(sums), count)]
+    )
+    where = torch.cat([context, query])
+    if sum(len(part.context) for part in parts) > 1:
+        braid = low.braid.to(rows.device, non_blocking=True)
+        rows, where = rows[braid], where[braid]
+    return Flow(rows[None], low, tables.turn[where][None], high, tables.turn[query][None])
 
 
-def _take_in(part: Part) -> Float[Tensor, "b k d"]:
+def _take_in(
+    part: Part, key: Float[Tensor, "bm p"], query: Float[Tensor, "bk p"]
+) -> Float[Tensor, "b k d"]:
     """Add the context rows to the prefix state and mark what the part enters. Returns what its
     query rows sum up."""
     cache, placing, old = part.cache, part.placing, part.cache.mark
-    m, k = part.context_position.shape[1], part.query_position.shape[1]
-    key, query = cache.code[part.context_position], cache.code[part.query_position]
+    (batch, m), k = part.context_position.shape, part.query_position.shape[1]
+    key, query = key.view(batch, m, -1), query.view(batch, k, -1)
     if placing is not None:
         key = key * (placing.context_slot != cache.spare)[..., None]
     state = append_to_state(old.state, key, part.context)
@@ -122,23 +139,28 @@ def _strict_limit(part: Part) -> Int[Tensor, "b k"]:
     return torch.full_like(part.query_position, part.cache.mark.context)
 
 
-def _move(part: Part, old: Mark, first: Float[Tensor, "bk d"]) -> Move:
-    """Where the rows enter, from the mark before them to the one behind."""
+def _entries(part: Part, old: Mark) -> tuple[Entry, Entry]:
+    """Where a part enters the two-stream layers and those above, from the mark before it to the
+    one behind."""
     cache, placing = part.cache, part.placing
-    (batch, m), k = part.context_position.shape, part.query_position.shape[1]
+    m, k = part.context_position.shape[1], part.query_position.shape[1]
     low = Entry(cache, m + k, m, old.context, cache.mark.context)
     high = Entry(cache, k, k, old.query, cache.mark.query)
-    if placing is not None:
-        limit = torch.cat([placing.context_limit, placing.strict_limit], 1)
-        low = replace(low, slot=placing.context_slot, limit=limit)
-        high = replace(high, slot=placing.query_slot, limit=placing.query_limit)
-    turn = cache.turn[torch.cat([part.context_position, part.query_position], 1)]
-    rows = torch.cat([part.context, first.view(batch, k, -1)], 1)
-    return Move(rows, turn, low, high)
+    if placing is None:
+        return low, high
+    limit = torch.cat([placing.context_limit, placing.strict_limit], 1)
+    low = replace(low, slot=placing.context_slot, limit=limit)
+    return low, replace(high, slot=placing.query_slot, limit=placing.query_limit)
 
 
-def _shift_move(model: ArmdLM, part: Part) -> Move:
+def _shifted(model: ArmdLM, parts: Sequence[Part]) -> Flow:
     """With the shifted query there are only context rows; each predicts the token after it."""
+    entries, rows, turn = zip(*(_shift(model, part) for part in parts), strict=True)
+    crossing, turns = Crossing(list(entries)), torch.cat(turn)[None]
+    return Flow(torch.cat(rows)[None], crossing, turns, crossing, turns)
+
+
+def _shift(model: ArmdLM, part: Part) -> tuple[Entry, Tensor, Tensor]:
     cache, placing, old = part.cache, part.placing, part.cache.mark
     m = part.context_position.shape[1]
     count = old.context + m if placing is None else placing.context
@@ -152,7 +174,7 @@ def _shift_move(model: ArmdLM, part: Part) -> Move:
     )
     rows = model.one_stream(part.context, cache.code, wanted)
     turn = model.one_stream_turn(cache.turn[part.context_position], cache.turn[wanted])
-    return Move(rows, turn, entry, entry)
+    return entry, rows.flatten(0, 1), turn.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -161,12 +183,35 @@ class Crossing:
     Of each text the first rows leave keys and values in its cache."""
 
     entries: list[Entry]
-    sizes: list[int]
-    """How many rows each part has, and how many of them leave keys."""
-    owns: list[int]
-    own: Int[Tensor, "m"] | slice
-    """Which of all rows leave keys, and which do not."""
-    others: Int[Tensor, "k"] | slice
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many rows each part has."""
+        return [entry.batch * entry.rows for entry in self.entries]
+
+    @cached_property
+    def owns(self) -> list[int]:
+        """How many of them leave keys."""
+        return [entry.batch * entry.own for entry in self.entries]
+
+    @cached_property
+    def braid(self) -> Int[Tensor, "n"]:
+        """Where the rows stand among all that leave keys, followed by all that do not."""
+        found: list[int] = []
+        own, other = 0, sum(self.owns)
+        for entry in self.entries:
+            more = entry.rows - entry.own
+            for _ in range(entry.batch):
+                found += [*range(own, own + entry.own), *range(other, other + more)]
+                own, other = own + entry.own, other + more
+        return torch.tensor(found)
+
+    @cached_property
+    def kinds(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "k"]]:
+        """Which of all rows leave keys, and which do not."""
+        device, left = self.entries[0].cache.turn.device, self.braid < sum(self.owns)
+        own, others = (which.nonzero()[:, 0] for which in (left, ~left))
+        return own.to(device, non_blocking=True), others.to(device, non_blocking=True)
 
     def enter(self, index: int, made: tuple[Tensor, Tensor]) -> None:
         parts = zip(*(rows[0].split(self.owns) for rows in made), strict=True)
@@ -180,48 +225,48 @@ class Crossing:
         seen = [entry.attend(index, part) for entry, part in parts]
         return (seen[0] if len(seen) == 1 else torch.cat(seen))[None]
 
-    def texts(self, index: int) -> list[Text]:
-        """The same, as layer.c is told it."""
-        return [text for entry in self.entries for text in entry.texts(index)]
-
-
-def _crossing(entries: list[Entry]) -> Crossing:
-    sizes = [entry.batch * entry.rows for entry in entries]
-    owns = [entry.batch * entry.own for entry in entries]
-    if sizes == owns:
-        return Crossing(entries, sizes, owns, slice(None), slice(0, 0))
-    kinds: list[bool] = []
-    for entry in entries:
-        kinds += ([True] * entry.own + [False] * (entry.rows - entry.own)) * entry.batch
-    kind, device = torch.tensor(kinds), entries[0].cache.turn.device
-    own, others = (which.nonzero()[:, 0].to(device) for which in (kind, ~kind))
-    return Crossing(entries, sizes, owns, own, others)
-
-
-def _flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.flatten(0, 1) for part in parts])[None]
+    def texts(self, first: int) -> list[Text]:
+        """The same from layer `first` on, as layer.c is told it."""
+        return [text for entry in self.entries for text in entry.texts(first)]
 
 
 def _through(
     model: ArmdLM,
-    index: int,
+    indices: range,
     rows: Float[Tensor, "1 n d"],
     turn: Float[Tensor, "1 n half 2"],
     crossing: Crossing,
     *,
     last: bool = False,
 ) -> Float[Tensor, "1 k d"]:
-    """One layer: some rows leave keys and values, then all see the whole cache of their text, what
-    just entered included. At the `last` of its kind those that left keys go no further."""
-    layer = cast(Layer, model.layers[index])
+    """Some layers: in each, some rows leave keys and values, then all see the whole cache of their
+    text, what just entered included. With `last`, those that left keys end at the last layer."""
+    layers = [cast(Layer, model.layers[index]) for index in indices]
+    fast = [layer for layer in layers if isinstance(layer, FastLayer) and layer.fits]
     few = max(entry.rows for entry in crossing.entries) <= FEW
-    if isinstance(layer, FastLayer) and layer.fits and few:
-        return layer.through(rows, turn, crossing.texts(index), last=last)
-    normed, own = layer.attention_norm(rows), crossing.own
-    crossing.enter(index, layer.keys_values(normed[:, own], turn[:, own]))
-    sizes = crossing.sizes
+    if layers and len(fast) == len(layers) and few:
+        return through(fast, rows, turn, crossing.texts(indices[0]), last=last)
+    for index, layer in zip(indices, layers, strict=True):
+        ends = last and index == indices[-1]
+        rows = _through_one(layer, index, rows, turn, crossing, last=ends)
+    return rows
+
+
+def _through_one(
+    layer: Layer,
+    index: int,
+    rows: Float[Tensor, "1 n d"],
+    turn: Float[Tensor, "1 n half 2"],
+    crossing: Crossing,
+    *,
+    last: bool,
+) -> Float[Tensor, "1 k d"]:
+    sizes, (own, others) = crossing.sizes, crossing.kinds
+    normed = layer.attention_norm(rows)
+    leave = slice(None) if sizes == crossing.owns else own
+    crossing.enter(index, layer.keys_values(normed[:, leave], turn[:, leave]))
     if last:
-        rows, normed, turn = (t[:, crossing.others] for t in (rows, normed, turn))
+        rows, normed, turn = (t[:, others] for t in (rows, normed, turn))
         sizes = [size - left for size, left in zip(sizes, crossing.owns, strict=True)]
     seen = crossing.attend(index, layer.queries(normed, turn), sizes)
     return layer.finish(rows, seen)

@@ -4,7 +4,11 @@ Float32 noise quietly lowers the temperature: its rarest draws do not exist. Her
 a token, in float64, is looked up in the float64 cumulative sum of the probabilities.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -45,6 +49,11 @@ class Sampling:
                 "nothing; leave them out, or raise the temperature"
             )
 
+    @cached_property
+    def plain(self) -> bool:
+        """Nothing but a temperature."""
+        return self.temperature > 0 and self == Sampling(self.temperature)
+
     @property
     def filters(self) -> bool:
         return any(value is not None for value in (self.top_k, self.top_p, self.min_p))
@@ -61,8 +70,9 @@ def draw(
     temperature). `uniform` holds one float64 number in [0, 1) a token. `seen` marks the tokens
     a row has already, `given` is a token that must be taken, or -1."""
     if _natively(logits, sampling):
-        return _draw_natively(logits, uniform, sampling.temperature, given)
-    # MPS knows no float64
+        temperature = torch.full_like(uniform, sampling.temperature, dtype=torch.float64)
+        return _draw_natively(logits, uniform, temperature, given)
+    # MPS knows no float64: there numbers stay on the CPU
     scores = (logits.cpu() if logits.device.type == "mps" else logits).double()
     uniform = uniform.to(scores.device)
     top = scores.amax(-1, keepdim=True)
@@ -77,22 +87,58 @@ def draw(
     if given is not None:
         token = given.to(token.device).where(given.to(token.device) >= 0, token)
     at_token = (scores - top).gather(-1, token[..., None]).squeeze(-1)
-    return token.to(logits.device), (at_token - total.log()).to(logits.device)
+    return token.to(logits.device), at_token - total.log()
+
+
+class Ask(NamedTuple):
+    """What one text wants of a draw for many: how many tokens, and how they are chosen."""
+
+    tokens: int
+    sampling: Sampling
+    seen: Bool[Tensor, "1 v"] | None
+
+
+def draw_together(
+    logits: Float[Tensor, "1 n v"],
+    uniform: Float[Tensor, "1 n"],
+    given: Int[Tensor, "1 n"] | None,
+    asks: Sequence[Ask],
+) -> tuple[Int[Tensor, "1 n"], Float[Tensor, "1 n"]]:
+    """The same for several texts, which stand side by side."""
+    if all(_natively(logits, ask.sampling) for ask in asks):
+        each = [t for ask in asks for t in [ask.sampling.temperature] * ask.tokens]
+        temperature = torch.tensor([each], dtype=torch.float64)
+        return _draw_natively(logits, uniform, temperature, given)
+    ends = list(accumulate(ask.tokens for ask in asks))
+    found = [
+        draw(
+            logits[:, end - ask.tokens : end],
+            uniform[:, end - ask.tokens : end],
+            ask.sampling,
+            ask.seen,
+            None if given is None else given[:, end - ask.tokens : end],
+        )
+        for ask, end in zip(asks, ends, strict=True)
+    ]
+    token, logp = zip(*found, strict=True)
+    return torch.cat(token, 1), torch.cat(logp, 1)
 
 
 def _natively(logits: Tensor, sampling: Sampling) -> bool:
     """Whether draw.c can do it: plain temperature sampling on a CPU, where full-length float64
     temporaries would cost as much as a layer."""
-    plain = sampling == Sampling(temperature=sampling.temperature) and sampling.temperature > 0
     return (
-        plain and logits.is_cpu and logits.dtype == torch.float32 and native.library() is not None
+        sampling.plain
+        and logits.is_cpu
+        and logits.dtype == torch.float32
+        and native.library() is not None
     )
 
 
 def _draw_natively(
     logits: Float[Tensor, "b m v"],
     uniform: Float[Tensor, "b m"],
-    temperature: float,
+    temperature: Float[Tensor, "b m"],
     given: Int[Tensor, "b m"] | None,
 ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
     batch, m, vocabulary = logits.shape
@@ -101,8 +147,8 @@ def _draw_natively(
     token = torch.empty(batch, m, dtype=torch.long)
     logp = torch.empty(batch, m, dtype=torch.float64)
     failed = native.library().draw_rows(
-        *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
-        *(temperature, batch * m, vocabulary, token.data_ptr(), logp.data_ptr()),
+        *(None if t is None else t.data_ptr() for t in (logits, uniform, given, temperature)),
+        *(batch * m, vocabulary, token.data_ptr(), logp.data_ptr()),
     )
     if failed:
         raise MemoryError("no memory to draw tokens")

@@ -82,7 +82,7 @@ def test_a_layer_in_c_is_the_layer(d_head: int, shapes: list, seed: int) -> None
         for side in (model, packed):
             own = [replace(e, cache=copy.deepcopy(e.cache)) for e in entries]
             with torch.no_grad():
-                up = passes._through(side, 0, rows, turn, passes._crossing(own), last=last)
+                up = passes._through(side, range(1), rows, turn, passes.Crossing(own), last=last)
             both.append((up, [e.cache.keys[0] for e in own], [e.cache.values[0] for e in own]))
         (expected, *expected_stores), (up, *stores) = both
         limit = 2e-5 * float(expected.abs().max())
@@ -104,11 +104,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others(weights: str) -> None:
         for i in range(batch)
     ]
     with torch.no_grad():
-        together = passes._through(packed, 0, rows, turn, passes._crossing([entry]))
+        together = passes._through(packed, range(1), rows, turn, passes.Crossing([entry]))
         for i, own in enumerate(single):
             length, one = int(limit[i]), slice(i, i + 1)
-            crossing = passes._crossing([Entry(own, 1, 1, length - 1, length)])
-            alone = passes._through(packed, 0, rows[:, one], turn[:, one], crossing)
+            crossing = passes.Crossing([Entry(own, 1, 1, length - 1, length)])
+            alone = passes._through(packed, range(1), rows[:, one], turn[:, one], crossing)
             assert torch.equal(alone[0, 0], together[0, i])
 
 

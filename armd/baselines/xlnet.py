@@ -25,7 +25,7 @@ class Xlnet(ArmdLM):
         return self.start_query(context, torch.ones_like(order.position))
 
     def start_query(
-        self, sums: Float[Tensor, "b n d"], count: Int[Tensor, "*b n"]
-    ) -> Float[Tensor, "b n d"]:
+        self, sums: Float[Tensor, "*b n d"], count: Int[Tensor, "*b2 n"] | None
+    ) -> Float[Tensor, "*b n d"]:
         """G^0: where a row stands it learns from rotary, once it sees other rows."""
         return self.query_norm(self.start[None]).expand_as(sums)

@@ -58,7 +58,7 @@ def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bo
 def go_to(filling: Filling, step: int) -> None:
     """Put a filling where it would be before call `step`, with nothing real in its cache."""
     ends = filling.canvas.ends
-    filling.index, filling.place = step, filling.canvas.slots(step)
+    filling.go_to(step)
     state = empty_mark(filling.model, len(ends)).state
     filling.cache.rewind(Mark(int(ends[0, step - 1]) + 1, int(ends[0, step]), state))
 

@@ -20,14 +20,13 @@ import torch
 
 from ..cache import Cache
 from ..canvas import Canvas
-from ..filling import Filling
 from ..modeling_armd import ArmdLM
 from ..native import release_threads
-from ..passes import advance_together
 from ..sampling import Sampling
-from .events import Drawn, Ended, Event, Failed, drawn
+from .events import Drawn, Ended, Event, Failed, Landed
 from .metrics import Metrics
 from .places import Pool, threads_for
+from .tracks import Track, advance, draw_next
 
 Listener = Callable[[Event], None]
 
@@ -66,7 +65,7 @@ class Ticket:
 
     job: Job
     came: float
-    filling: Filling | None = None
+    track: Track | None = None
     place: Cache | None = None
     gone: bool = False
     """Nobody waits for it any more."""
@@ -189,7 +188,7 @@ class Engine:
 
     def _leave(self, ticket: Ticket, event: Ended | Failed | None) -> None:
         """Free its place and say so, unless nobody waits."""
-        ticket.gone, ticket.filling = True, None
+        ticket.gone, ticket.track = True, None
         if ticket.place is not None:
             self.pool.free.append(ticket.place)
             ticket.place = None
@@ -217,56 +216,41 @@ class Engine:
         """One pass of all places, and one draw for each."""
         start = time.perf_counter()
         for ticket in list(self.active):
-            self._guarded(ticket, self._begin)
+            self._begin(ticket)
         tickets = list(self.active)
         if not tickets:
             return
+        tracks = [ticket.track for ticket in tickets if ticket.track]
         try:
-            fillings = [ticket.filling for ticket in tickets if ticket.filling]
-            rows = advance_together(self.model, [filling.part() for filling in fillings])
-            asked = [f.asked(own) for f, own in zip(fillings, rows, strict=True)]
-            sizes = [own.shape[1] for own in asked]
-            logits = self.model.logits(torch.cat(asked, 1)).split(sizes, 1)
+            logits = advance(self.model, tracks)
+            self.metrics.model_seconds += time.perf_counter() - start
+            landed = draw_next(tracks, logits)
         except Exception as error:  # whatever it is, the server goes on
             for ticket in tickets:
                 self._leave(ticket, Failed(repr(error)))
             return
-        self.metrics.model_seconds += time.perf_counter() - start
-        for ticket, own in zip(tickets, logits, strict=True):
-            self._guarded(ticket, self._draw, own)
+        for ticket, track, new in zip(tickets, tracks, landed, strict=True):
+            self._tell(ticket, track, new)
         self.metrics.passes += 1
         self.metrics.rows += len(tickets)
         self.metrics.busy_seconds += time.perf_counter() - start
 
-    def _guarded(self, ticket: Ticket, work: Callable[..., None], *given: Any) -> None:
-        try:
-            work(ticket, *given)
-        except Exception as error:  # one text's failure is not the others'
-            self._leave(ticket, Failed(repr(error)))
-
     def _begin(self, ticket: Ticket) -> None:
-        if ticket.filling is not None or ticket.place is None:
+        if ticket.track is not None or ticket.place is None:
             return
         job = ticket.job
         cache = self.pool.cut(ticket.place, job.canvas.tokens.shape[1])
-        ticket.filling = Filling(
-            self.model,
-            job.canvas,
-            sampling=job.sampling,
-            generator=[job.generator],
-            eos=job.eos,
-            cache=cache,
-        )
+        options = {"sampling": job.sampling, "eos": job.eos, "rivals": job.rivals}
+        try:
+            ticket.track = Track(self.model, job.canvas, cache, generator=job.generator, **options)
+        except Exception as error:  # one text's failure is not the others'
+            self._leave(ticket, Failed(repr(error)))
 
-    def _draw(self, ticket: Ticket, logits: torch.Tensor) -> None:
-        filling = ticket.filling
-        assert filling is not None
-        step = filling.take(logits)
-        event: Drawn = drawn(step, logits, ticket.job.rivals, filling.canvas.tokens.shape[1])
-        if step.index == 0:
+    def _tell(self, ticket: Ticket, track: Track, landed: tuple[Landed, ...]) -> None:
+        if track.step == 1:
             self.metrics.first_token(time.monotonic() - ticket.came)
-        self.metrics.tokens += len(event.at)
-        self.told.append((ticket.job.listener, event))
-        if filling.done:
-            why: Literal["stop", "length"] = "stop" if filling.ended else "length"
+        self.metrics.tokens += len(landed)
+        self.told.append((ticket.job.listener, Drawn(track.step - 1, landed)))
+        if track.done:
+            why: Literal["stop", "length"] = "stop" if track.ended else "length"
             self._leave(ticket, Ended(why))

@@ -1,0 +1,145 @@
+"""Tracks: where do the texts of a pass stand? In plain numbers, because a small model's pass costs
+less than a few tensors for each text would; what the pass takes is put together for all of them."""
+
+import torch
+
+from ..cache import Cache
+from ..canvas import Canvas
+from ..filling import check, opening, uniforms
+from ..modeling_armd import ArmdLM
+from ..passes import Part, advance_together
+from ..sampling import Ask, Sampling, draw_together
+from ..shapes import Float, Tensor
+from .events import Landed, Rival
+
+
+class Track:
+    """One text being written: a canvas of one row, filled as `filling.Filling` fills it."""
+
+    def __init__(
+        self,
+        model: ArmdLM,
+        canvas: Canvas,
+        cache: Cache,
+        *,
+        sampling: Sampling,
+        generator: torch.Generator,
+        eos: int | None = None,
+        rivals: int = 0,
+    ) -> None:
+        check(model, canvas)
+        self.canvas, self.cache, self.sampling = canvas, cache, sampling
+        self.eos, self.rivals = eos, rivals
+        self.ends: list[int] = canvas.ends[0].tolist()
+        self.position: list[int] = canvas.order.position[0].tolist()
+        self.uniform: list[float] = uniforms(1, len(self.position), [generator])[0].tolist()
+        self.text: list[int] = canvas.tokens[0].tolist()
+        self.known: list[bool] = canvas.known[0].tolist()
+        self.written = list(self.known)
+        self.seen = None
+        if sampling.repetition_penalty != 1:
+            shape = (1, model.config.vocab_size)
+            self.seen = torch.zeros(shape, dtype=torch.bool, device=model.device)
+            self.seen[0, canvas.tokens[0][canvas.known[0]]] = True
+        self.step, self.ended = 0, False
+
+    @property
+    def done(self) -> bool:
+        return self.ended or self.step == len(self.ends) - 1
+
+    @property
+    def before(self) -> list[int]:
+        """The positions that the step before filled."""
+        return self.position[self.ends[self.step - 1] : self.ends[self.step]]
+
+    @property
+    def wanted(self) -> list[int]:
+        """The positions that this step fills."""
+        return self.position[self.ends[self.step] : self.ends[self.step + 1]]
+
+    @property
+    def chances(self) -> list[float]:
+        return self.uniform[self.ends[self.step] : self.ends[self.step + 1]]
+
+    def take(
+        self, tokens: list[int], logps: list[float], rivals: list[tuple[Rival, ...]]
+    ) -> tuple[Landed, ...]:
+        """Write down what was drawn for this step. Returns what is new."""
+        landed = []
+        for position, token, logp, others in zip(self.wanted, tokens, logps, rivals, strict=True):
+            if not self.known[position]:
+                landed.append(Landed(position, token, logp, others))
+                self.text[position], self.written[position] = token, True
+        if self.seen is not None:
+            self.seen[0, tokens] = True
+        self.step += 1
+        self.ended = self.eos is not None and self._over(self.eos)
+        return tuple(landed)
+
+    def _over(self, eos: int) -> bool:
+        """An EOS of its own is there, and everything before it."""
+        if eos not in self.text:
+            return False
+        own = (
+            position
+            for position, token in enumerate(self.text)
+            if token == eos and self.written[position] and not self.known[position]
+        )
+        first = next(own, None)
+        return first is not None and all(self.written[:first])
+
+
+def advance(model: ArmdLM, tracks: list[Track]) -> Float[Tensor, "1 n v"]:
+    """One pass. Returns the logits of what the tracks want next, one after the other."""
+    rows = advance_together(model, _parts(model, tracks))
+    wanted = [own[0, -len(track.wanted) :] for own, track in zip(rows, tracks, strict=True)]
+    return model.logits(torch.cat(wanted)[None])
+
+
+def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
+    """What each track takes part with: at first all that is given, then what was drawn last."""
+    going = [track for track in tracks if track.step]
+    before, wanted = [track.before for track in going], [track.wanted for track in going]
+    tokens = [track.text[p] for track, at in zip(going, before, strict=True) for p in at]
+    drawn, asked = ([*map(len, each)] for each in (before, wanted))
+    context = model.embedding(torch.tensor([tokens], dtype=torch.long, device=model.device))
+    context_at, query_at = (
+        torch.tensor([[p + 1 for at in each for p in at]], dtype=torch.long, device=model.device)
+        for each in (before, wanted)
+    )
+    made = zip(
+        context.split(drawn, 1), context_at.split(drawn, 1), query_at.split(asked, 1), strict=True
+    )
+    return [
+        Part(track.cache, *next(made)) if track.step else opening(model, track.canvas, track.cache)
+        for track in tracks
+    ]
+
+
+def draw_next(tracks: list[Track], logits: Float[Tensor, "1 n v"]) -> list[tuple[Landed, ...]]:
+    """Draw what the tracks want, and write it down. Returns what is new, track by track."""
+    uniform = [number for track in tracks for number in track.chances]
+    given = [
+        track.text[position] if track.known[position] else -1
+        for track in tracks
+        for position in track.wanted
+    ]
+    forced = torch.tensor([given]) if max(given) >= 0 else None
+    numbers = torch.tensor([uniform], dtype=torch.float64)
+    asks = [Ask(len(track.wanted), track.sampling, track.seen) for track in tracks]
+    token, logp = draw_together(logits, numbers, forced, asks)
+    tokens, logps, at, found = token[0].tolist(), logp[0].tolist(), 0, []
+    for track, (size, *_) in zip(tracks, asks, strict=True):
+        part = slice(at, at + size)
+        rivals = _rivals(logits[0, part], track.rivals) if track.rivals else [()] * size
+        found.append(track.take(tokens[part], logps[part], rivals))
+        at += size
+    return found
+
+
+def _rivals(logits: Float[Tensor, "k v"], count: int) -> list[tuple[Rival, ...]]:
+    """The most probable tokens of each row."""
+    logp = logits.double().log_softmax(-1)
+    best = logp.topk(min(count, logp.shape[1]), -1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [tuple(map(Rival, tokens, values)) for tokens, values in pairs]
