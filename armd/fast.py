@@ -2,13 +2,14 @@
 
 A block of S tokens passes S or 2S rows through every matrix. Stock linear layers then read memory
 at a third of its speed or less, and S streams would win little. Here the matrices are laid out once
-for such products (skinny.c), in float32, or in int8 at a quarter of the bytes, and a layer's other
-work is done between them without going back to torch (layer.c).
+for such products (skinny.c), in float32, or in int8 at a quarter of the bytes, and the other work
+is done between them without going back to torch: of a layer (layer.c), of a whole pass (decode.c).
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref
+from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from torch import nn
 from .errors import ArmdError
 from .layers import Layer
 from .modeling_armd import ArmdLM, CausalLayer, LastTwoStreamLayer, TwoStreamLayer
-from .native import LayerWeights, Matrix, Text, TextRows, library
+from .native import LayerWeights, Matrix, NetworkWeights, Text, TextRows, library
 from .shapes import Float, Tensor
 
 WEIGHTS = ("plain", "fp32", "int8")
@@ -83,17 +84,20 @@ class FastLayer(Layer):
         return LayerWeights(*self.parts()[:2], *matrices, self.heads, self.attention_norm.eps)
 
 
-# beside the layers, not in them: what holds addresses can't be copied
+# beside the modules, not in them: what holds addresses can't be copied
 _known: WeakKeyDictionary[nn.Module, tuple[list[int], Any]] = WeakKeyDictionary()
 
 
-def addresses_of(layers: Sequence[FastLayer]) -> Any:
-    """Where layer.c finds these layers: worked out again when their weights have moved."""
-    now, known = [part for layer in layers for part in layer.parts()], _known.get(layers[0])
-    if known is None or known[0] != now:
-        made = (LayerWeights * len(layers))(*(layer.address() for layer in layers))
-        known = _known[layers[0]] = (now, made)
+def addressed(module: nn.Module, parts: list[int], make: Callable[[], Any]) -> Any:
+    """What C is told of a module: made again when its parts have moved."""
+    known = _known.get(module)
+    if known is None or known[0] != parts:
+        known = _known[module] = (parts, make())
     return known[1]
+
+
+def addresses_of(layers: Sequence[FastLayer]) -> Any:
+    return (LayerWeights * len(layers))(*(layer.address() for layer in layers))
 
 
 def through(
@@ -112,8 +116,9 @@ def through(
     out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
     told = (TextRows * len(texts))(*texts)
     ends = (tensor.data_ptr() for tensor in (rows, turn, out))
-    where = addresses_of(layers)
-    if library().layers_pass(where, len(layers), told, len(texts), last, *ends):
+    parts = [part for layer in layers for part in layer.parts()]
+    weights = addressed(layers[0], parts, lambda: addresses_of(layers))
+    if library().layers_pass(weights, len(layers), told, len(texts), last, *ends):
         raise MemoryError("no memory for a decoding pass")
     return out
 
@@ -138,6 +143,27 @@ class FastLM(ArmdLM):
     """An ArmdLM for decoding alone; its head is a layer of its own."""
 
     head: nn.Module
+
+    @cached_property
+    def whole(self) -> bool:
+        """decode.c can take a pass through all of it: there are two streams, they start as the
+        paper's do, and every layer fits."""
+        usual = type(self).start_query is ArmdLM.start_query and self.config.query != "shift"
+        return usual and all(isinstance(part, FastLayer) and part.fits for part in self.layers)
+
+    def address(self) -> NetworkWeights:
+        """Where decode.c finds it."""
+        layers = [cast(FastLayer, layer) for layer in self.layers]
+        norms = [norm.weight.data_ptr() for norm in (self.query_norm, self.norm)]
+        parts = [part for layer in layers for part in layer.parts()]
+        return addressed(self, norms + parts, lambda: self._addresses(layers, norms))
+
+    def _addresses(self, layers: list[FastLayer], norms: list[int]) -> NetworkWeights:
+        config = self.config
+        mean = config.query == "mean"
+        codes = 1 if mean else config.d_pe
+        sizes = (config.n_two_stream, len(layers))
+        return NetworkWeights(addresses_of(layers), *sizes, *norms, config.norm_eps, codes, mean)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)

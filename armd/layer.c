@@ -1,24 +1,9 @@
 /* The layers of a decoding pass on its few rows, from cache to cache: what torch would do in some
  * thirty operations a layer, each with its own start and end, is here one parallel region. A row's
  * result depends neither on the rows beside it nor on the number of threads. */
+#include "layer.h"
 #include "attention.h"
 #include <stdlib.h>
-
-typedef struct {
-    const float *attention_norm, *mlp_norm;
-    matrix query, key_value, out, gate_up, down;
-    long heads;
-    float epsilon;
-} layer;
-
-/* A text's rows of this pass: the first `own` leave keys and values in its cache, all see it. */
-typedef struct {
-    float *const *keys, *const *values; /* of each layer: (slots, heads, width) */
-    const long *slot;     /* (own): where its keys go, or NULL: from `start` on */
-    const long *limit;    /* (rows): how many slots each row sees, or NULL: `count` */
-    long rows, own, start, count;
-    long row, kept, up, chunk, cell; /* how many of these the texts before it have: set here */
-} text;
 
 typedef struct {
     const text *texts;
@@ -51,7 +36,7 @@ static int make(plan *all, text *texts, long count) {
     return 0;
 }
 
-static void rms_norm(const float *x, const float *weight, float epsilon, long width, float *out) {
+void rms_norm(const float *x, const float *weight, float epsilon, long width, float *out) {
     vec squares = {0};
     for (long i = 0; i < width; i += 8) squares += *(vec *)(x + i) * *(vec *)(x + i);
     const float scale = 1 / sqrtf(sum(squares) / width + epsilon);

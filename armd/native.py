@@ -17,7 +17,7 @@ from torch import Tensor
 
 HARD = 2
 """OpenMP's word for: keep nothing."""
-SOURCES = ("skinny.h", "skinny.c", "attention.h", "layer.c", "draw.c")
+SOURCES = ("skinny.h", "skinny.c", "attention.h", "layer.h", "layer.c", "decode.c", "draw.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -55,6 +55,32 @@ class TextRows(ctypes.Structure):
         *((name, c_void_p) for name in ("keys", "values", "slot", "limit")),
         *((name, c_long) for name in ("rows", "own", "start", "count")),
         *((name, c_long) for name in ("row", "kept", "up", "chunk", "cell")),
+    )
+
+
+class NetworkWeights(ctypes.Structure):
+    """`network` of decode.c."""
+
+    _fields_ = (
+        ("layers", POINTER(LayerWeights)),
+        ("two_stream", c_long),
+        ("depth", c_long),
+        ("query_norm", c_void_p),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+        ("codes", c_long),
+        ("mean", c_int),
+    )
+
+
+class PartRows(ctypes.Structure):
+    """`part` of decode.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "state", "grown", "strict")),
+        *((name, c_void_p) for name in ("low_slot", "low_limit", "high_slot", "high_limit")),
+        *((name, c_long) for name in ("own", "asked", "low_start", "low_count")),
+        *((name, c_long) for name in ("high_start", "high_count", "spare")),
     )
 
 
@@ -103,6 +129,9 @@ def library() -> Any:
     layers = [POINTER(LayerWeights), c_long]
     library.layers_pass.argtypes = [*layers, *texts, address, address, address]
     library.layers_pass.restype = c_int
+    tables = [address] * 6
+    library.decode_pass.argtypes = [POINTER(NetworkWeights), POINTER(PartRows), c_long, *tables]
+    library.decode_pass.restype = c_int
     library.draw_rows.argtypes = [*[address] * 4, c_long, c_long, address, address]
     library.draw_rows.restype = c_int
     return library

@@ -6,17 +6,18 @@ padding, and only products row by row are shared: a text gets what it would get 
 """
 
 from collections.abc import Sequence
+from ctypes import byref
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from .cache import Cache, Entry, Mark, Placing
-from .fast import FastLayer, through
+from .fast import FastLayer, FastLM, through
 from .layers import Layer
 from .modeling_armd import ArmdLM
-from .native import Text
+from .native import PartRows, Text, addresses, library
 from .prefix import append_to_state, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
 
@@ -64,6 +65,8 @@ def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     if len(few) < len(parts) > 1:
         passed = iter(advance_together(model, few) if few else [])
         return [next(passed) if p.rows <= FEW else advance_together(model, [p])[0] for p in parts]
+    if few and isinstance(model, FastLM) and model.whole:
+        return _decoded(model, parts)
     if model.config.query == "shift":
         flow, above = _shifted(model, parts), 0
         rows = flow.rows
@@ -75,6 +78,49 @@ def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     rows = _through(model, layers, rows, flow.high_turn, flow.high)
     final = zip(model.norm(rows)[0].split(flow.high.sizes), parts, strict=True)
     return [rows.view(len(part.context), -1, rows.shape[1]) for rows, part in final]
+
+
+def _decoded(model: FastLM, parts: Sequence[Part]) -> list[Tensor]:
+    """The pass in one call of decode.c."""
+    context = torch.cat([part.context.flatten(0, 1) for part in parts])
+    context_at = torch.cat([part.context_position.flatten() for part in parts])
+    query_at = torch.cat([part.query_position.flatten() for part in parts])
+    tables = max((part.cache for part in parts), key=lambda cache: len(cache.code))
+    out = context.new_empty(len(query_at), context.shape[1])
+    entered = [_enter(part) for part in parts]
+    texts = [text for rows in entered for text in rows.texts]
+    told = (PartRows * len(texts))(*texts)
+    given = (tables.code, tables.turn, context, context_at, query_at, out)
+    where = (tensor.data_ptr() for tensor in given)
+    if library().decode_pass(byref(model.address()), told, len(texts), *where):
+        raise MemoryError("no memory for a decoding pass")
+    final = zip(out.split([part.query_position.numel() for part in parts]), parts, strict=True)
+    return [rows.view(*part.query_position.shape, -1) for rows, part in final]
+
+
+class Entered(NamedTuple):
+    """What decode.c is told of a part's texts, and what holds the tensors whose addresses it is."""
+
+    texts: list[tuple[int | None, ...]]
+    held: list[Tensor | None]
+
+
+def _enter(part: Part) -> Entered:
+    """Mark what the part enters."""
+    cache, placing, old = part.cache, part.placing, part.cache.mark
+    (batch, m), k = part.context_position.shape, part.query_position.shape[1]
+    grown = torch.empty_like(old.state)
+    tables: list[Tensor | None] = [old.state, grown, *[None] * 5]
+    if placing is None:
+        cache.mark = Mark(old.context + m, old.query + k, grown)
+    else:
+        cache.mark = Mark(placing.context, placing.query, grown)
+        limit = torch.cat([placing.context_limit, placing.strict_limit], 1)
+        low, high = (placing.context_slot, limit), (placing.query_slot, placing.query_limit)
+        tables[2:] = [table.contiguous() for table in (placing.strict_limit, *low, *high)]
+    counts = (m, k, old.context, cache.mark.context, old.query, cache.mark.query, cache.spare)
+    each = zip(cache.places, *(addresses(table, batch) for table in tables), strict=True)
+    return Entered([(k.address, v.address, *at, *counts) for (k, v), *at in each], tables)
 
 
 @dataclass(frozen=True)

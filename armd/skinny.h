@@ -1,4 +1,5 @@
 /* What the C files share: vectors of 8 floats, and a matrix laid out for skinny products. */
+#pragma once
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))

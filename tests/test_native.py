@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,16 +12,17 @@ from hypothesis import strategies as st
 import armd
 from armd import fast, native, passes, sampling
 from armd.cache import Cache, Entry, make_cache
+from armd.canvas import from_blanks
+from armd.filling import Filling
 from armd.sampling import Sampling, draw
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
 
-def models_of(d_head: int, generator: torch.Generator, weights: str = "fp32"):
-    """A model of one layer, and the same for layer.c."""
-    config = armd.ArmdConfig(
-        vocab_size=7, d_model=2 * d_head, n_layers=1, n_heads=2, max_length=200, dropout=0.0
-    )
+def models_of(d_head: int, generator: torch.Generator, weights: str = "fp32", **shape: Any):
+    """A model, of one layer unless said otherwise, and the same for the C files."""
+    shape = {"vocab_size": 7, "n_layers": 1, "max_length": 200, "dropout": 0.0, **shape}
+    config = armd.ArmdConfig(d_model=2 * d_head, n_heads=2, **shape)
     model = armd.ArmdLM(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -88,6 +90,65 @@ def test_a_layer_in_c_is_the_layer(d_head: int, shapes: list, seed: int) -> None
         limit = 2e-5 * float(expected.abs().max())
         torch.testing.assert_close(up, expected, rtol=1e-5, atol=limit)
         torch.testing.assert_close(stores, expected_stores, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    layers=st.tuples(st.integers(1, 3), st.integers(0, 2)),
+    query=st.sampled_from(["prefix", "mean"]),
+    rows=st.lists(
+        st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 4)), min_size=1, max_size=3),
+        min_size=1,
+        max_size=3,
+    ),
+    seed=st.integers(0, 2**31),
+)
+def test_a_pass_in_c_is_the_pass(layers: tuple, query: str, rows: list, seed: int) -> None:
+    """Step by step, for texts alone and in batches, known tokens anywhere, unlike blocks."""
+    g = torch.Generator().manual_seed(seed)
+    two_stream, above = layers
+    model, packed = models_of(
+        8, g, n_layers=two_stream + above, n_two_stream=two_stream, query=query
+    )
+    assert isinstance(packed, fast.FastLM) and packed.whole
+    n = int(torch.randint(1, 40, (), generator=g))
+    canvases = []
+    for batch in rows:
+        chosen = [torch.Generator().manual_seed(number) for number, _ in batch]
+        known = torch.stack([torch.rand(n, generator=own) < 0.5 for own in chosen])
+        known[:, int(torch.randint(n, (), generator=g))] = False
+        tokens = torch.randint(7, (len(batch), n), generator=g)
+        order = armd.order.stack(
+            [
+                armd.order.infill(own, min(streams, int((~own).sum())))
+                for own, (_, streams) in zip(known, batch, strict=True)
+            ]
+        )
+        canvases.append(from_blanks(tokens, known, order=order))
+    both = [
+        [
+            Filling(side, c, sampling=Sampling(), generator=torch.Generator().manual_seed(0))
+            for c in canvases
+        ]
+        for side in (model, packed)
+    ]
+    while not all(filling.done for filling in both[0]):
+        going = [i for i, filling in enumerate(both[0]) if not filling.done]
+        expected, found = (
+            passes.advance_together(side, [fillings[i].part() for i in going])
+            for side, fillings in zip((model, packed), both, strict=True)
+        )
+        for i, theirs, ours in zip(going, expected, found, strict=True):
+            one, other = both[0][i], both[1][i]
+            real = (one.at < n)[..., None]
+            theirs, ours = one.asked(theirs), other.asked(ours)
+            torch.testing.assert_close(ours * real, theirs * real, rtol=1e-4, atol=1e-4)
+            logits = model.logits(theirs)
+            one.take(logits), other.take(logits)
+    for one, other in zip(*both, strict=True):
+        states = one.cache.mark.state, other.cache.mark.state
+        torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+        assert one.cache.mark.context == other.cache.mark.context
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
