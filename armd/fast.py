@@ -24,6 +24,7 @@ from .shapes import Float, Tensor
 
 WEIGHTS = ("plain", "fp32", "int8")
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
+NORMS = ("attention_norm", "mlp_norm")
 PANEL = 16
 
 
@@ -73,10 +74,11 @@ class FastLayer(Layer):
         return d // self.heads % 8 == 0 and ff % 8 == 0
 
     def parts(self) -> list[int]:
-        """Where its weights are."""
-        norms = (self.attention_norm.weight, self.mlp_norm.weight)
-        parts = (*norms, *(cast(SkinnyLinear, getattr(self, name)).panels for name in MATRICES))
-        return [part.data_ptr() for part in parts]
+        """Where its weights are. Asked for in every pass, so past nn.Module's slow attributes."""
+        modules: dict[str, Any] = self._modules
+        norms = (modules[name]._parameters["weight"] for name in NORMS)
+        panels = (modules[name]._buffers["panels"] for name in MATRICES)
+        return [part.data_ptr() for part in (*norms, *panels)]
 
     def address(self) -> LayerWeights:
         """Where layer.c finds them."""

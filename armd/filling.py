@@ -182,8 +182,8 @@ def check(model: ArmdLM, canvas: Canvas) -> None:
         raise ArmdError(
             f"length {n} passes the model's max_length {config.max_length}; ask for less"
         )
-    given = canvas.tokens[canvas.known]
-    if len(given) and not 0 <= int(given.min()) <= int(given.max()) < config.vocab_size:
+    least, most = canvas.tokens.aminmax()  # in blanks stands a 0
+    if not 0 <= int(least) <= int(most) < config.vocab_size:
         raise ArmdError(
             f"a given token is outside the vocabulary of {config.vocab_size}; is this the model's "
             "own tokenizer?"

@@ -212,7 +212,9 @@ def completing(known: Bool[Tensor, "n"], blanks: Order) -> Order:
     if blanks.batch is not None or len(blanks) != len(blank):
         raise ArmdError(f"give one order of the {len(blank)} blanks, not {blanks!r}")
     block = torch.cat([torch.arange(len(given)), len(given) + blanks.block])
-    return Order(torch.cat([given, blank[blanks.position]]), block)
+    position = torch.cat([given, blank[blanks.position]])
+    forward = blanks.forward and bool((position == torch.arange(len(known))).all())
+    return object.__new__(Order)._set(position, block, blanks.singles, forward)
 
 
 def _length(n: int) -> int:

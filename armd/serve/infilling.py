@@ -81,7 +81,7 @@ def start_event(service: Service, sheet: Sheet) -> Json:
     piece, order = service.reader.piece, sheet.canvas.order
     return {
         "type": "start",
-        "tokens": sheet.tokens,
+        "tokens": [*sheet.tokens],
         "pieces": [None if token is None else piece(token) for token in sheet.tokens],
         "known": sheet.known,
         "order": {"position": order.position[0].tolist(), "block": order.block[0].tolist()},
@@ -93,7 +93,6 @@ def start_event(service: Service, sheet: Sheet) -> Json:
 def step_event(service: Service, sheet: Sheet, drawn: Drawn) -> Json:
     piece = service.reader.piece
     sheet.calls, sheet.drawn = sheet.calls + 1, sheet.drawn + len(drawn.at)
-    sheet.tokens = [*sheet.tokens]  # the start event keeps the old ones
 
     def one(landed: Landed) -> Json:
         sheet.tokens[landed.position] = landed.token

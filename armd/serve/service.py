@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -166,7 +167,7 @@ def any_seed(seed: int | None) -> int:
 def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> Order:
     """The order of n blanks that a request names; `streams` of them a call."""
     if asked.order in (None, "left_to_right", "strided"):
-        return orders.strided(n, asked.streams)
+        return _strided(n, asked.streams)
     if isinstance(asked.order, list):
         position = torch.tensor(asked.order, dtype=torch.long)
         if len(position) != n:
@@ -174,6 +175,10 @@ def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> Order:
     else:
         position = orders.random(n, generator=seeded(*words, "order")).position
     return Order(position, torch.arange(n) // asked.streams)
+
+
+_strided = lru_cache(256)(orders.strided)
+"""The same few are asked for again and again."""
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:

@@ -1,15 +1,19 @@
 """Tracks: where do the texts of a pass stand? In plain numbers, because a small model's pass costs
 less than a few tensors for each text would; what the pass takes is put together for all of them."""
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
-from ..cache import Cache
+from ..cache import Cache, Placing
 from ..canvas import Canvas
-from ..filling import check, opening, uniforms
+from ..filling import check, uniforms
 from ..modeling_armd import ArmdLM
 from ..passes import Part, advance_together
 from ..sampling import Ask, Sampling, draw_together
-from ..shapes import Float, Tensor
+from ..shapes import Float, Int, Tensor
 from .events import Landed, Rival
 
 
@@ -28,13 +32,14 @@ class Track:
         rivals: int = 0,
     ) -> None:
         check(model, canvas)
-        self.canvas, self.cache, self.sampling = canvas, cache, sampling
+        self.cache, self.sampling = cache, sampling
         self.eos, self.rivals = eos, rivals
-        self.ends: list[int] = canvas.ends[0].tolist()
         self.position: list[int] = canvas.order.position[0].tolist()
+        self.block: list[int] = canvas.order.block[0].tolist()
         self.uniform: list[float] = uniforms(1, len(self.position), [generator])[0].tolist()
         self.text: list[int] = canvas.tokens[0].tolist()
         self.known: list[bool] = canvas.known[0].tolist()
+        self.ends = _ends(self.block, [self.known[position] for position in self.position])
         self.written = list(self.known)
         self.seen = None
         if sampling.repetition_penalty != 1:
@@ -60,6 +65,26 @@ class Track:
     @property
     def chances(self) -> list[float]:
         return self.uniform[self.ends[self.step] : self.ends[self.step + 1]]
+
+    def opening(self, model: ArmdLM) -> Part:
+        """What enters first, as `filling.opening` has it."""
+        count, upto = self.ends[0], self.ends[1]
+        wanted, block, device = upto - count, self.block[:count], model.device
+        before = [bisect_left(block, own) for own in block]
+        behind = [bisect_right(block, own) for own in block]
+        table = partial(_table, device)
+        placing = Placing(
+            context_slot=table(range(count + 1)),
+            context_limit=table([1, *(b + 1 for b in behind)]),
+            strict_limit=table([*(b + 1 for b in before), *[count + 1] * wanted]),
+            query_slot=table(range(upto)),
+            query_limit=table([*behind, *[upto] * wanted]),
+            context=count + 1,
+            query=upto,
+        )
+        given, places = self.position[:count], [p + 1 for p in self.position[:upto]]
+        rows = model.context_rows(table([self.text[p] for p in given]))
+        return Part(self.cache, rows, table([0, *places[:count]]), table(places), placing)
 
     def take(
         self, tokens: list[int], logps: list[float], rivals: list[tuple[Rival, ...]]
@@ -89,6 +114,19 @@ class Track:
         return first is not None and all(self.written[:first])
 
 
+def _ends(block: list[int], given: list[bool]) -> list[int]:
+    """How many tokens are there after each step, as Canvas.ends has it."""
+    n = len(block)
+    borders = [k for k in range(1, n) if block[k] != block[k - 1]] + [n]
+    leading = given.index(False) if False in given else n
+    filled = max((border for border in borders if border <= leading), default=0)
+    return [filled, *(border for border in borders if border > filled)]
+
+
+def _table(device: torch.device, numbers: Sequence[int]) -> Int[Tensor, "1 n"]:
+    return torch.tensor([[*numbers]], dtype=torch.long, device=device)
+
+
 def advance(model: ArmdLM, tracks: list[Track]) -> Float[Tensor, "1 n v"]:
     """One pass. Returns the logits of what the tracks want next, one after the other."""
     rows = advance_together(model, _parts(model, tracks))
@@ -102,17 +140,14 @@ def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
     before, wanted = [track.before for track in going], [track.wanted for track in going]
     tokens = [track.text[p] for track, at in zip(going, before, strict=True) for p in at]
     drawn, asked = ([*map(len, each)] for each in (before, wanted))
-    context = model.embedding(torch.tensor([tokens], dtype=torch.long, device=model.device))
-    context_at, query_at = (
-        torch.tensor([[p + 1 for at in each for p in at]], dtype=torch.long, device=model.device)
-        for each in (before, wanted)
-    )
+    table = partial(_table, model.device)
+    context = model.embedding(table(tokens))
+    context_at, query_at = (table([p + 1 for at in each for p in at]) for each in (before, wanted))
     made = zip(
         context.split(drawn, 1), context_at.split(drawn, 1), query_at.split(asked, 1), strict=True
     )
     return [
-        Part(track.cache, *next(made)) if track.step else opening(model, track.canvas, track.cache)
-        for track in tracks
+        Part(track.cache, *next(made)) if track.step else track.opening(model) for track in tracks
     ]
 
 
