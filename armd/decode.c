@@ -5,6 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+void skinny_product(const matrix *w, const float *x, float *y, long rows);
+int draw_rows(const float *logits, const double *uniform, const long *given,
+              const double *temperature, long rows, long count, long *token, double *logp);
+
 enum { COLUMNS = 64 }; /* of a prefix state, for one thread at a time */
 
 typedef struct {
@@ -14,6 +18,8 @@ typedef struct {
     float epsilon;
     long codes; /* width of a position code */
     int mean;   /* query rows start from a mean, not from a sum */
+    const float *embedding;
+    matrix head;
 } network;
 
 /* A text's part in the pass: `own` context rows, then `asked` query rows. */
@@ -149,5 +155,27 @@ int decode_pass(const network *net, const part *parts, long count, const float *
     for (long i = 0; i < asked; i++) rms_norm(last + i * d, net->norm, net->epsilon, d, out + i * d);
     free(first);
     free(l.context);
+    return failed;
+}
+
+/* The same from the tokens just drawn to the next ones, one for each query row, as draw_rows draws
+ * them; the logits that they are drawn from stay in `logits`. */
+int write_pass(const network *net, const part *parts, long count, const float *code,
+               const float *turn, const long *drawn, const long *context_at, const long *query_at,
+               const double *uniform, const double *temperature, const long *given, float *logits,
+               long *token, double *logp) {
+    const long d = net->layers->query.depth;
+    long own = 0, asked = 0;
+    for (long i = 0; i < count; i++) own += parts[i].own, asked += parts[i].asked;
+    float *context = malloc(sizeof(float) * (own + asked) * d), *rows = context + own * d;
+    if (!context) return -1;
+    for (long i = 0; i < own; i++)
+        memcpy(context + i * d, net->embedding + drawn[i] * d, sizeof(float) * d);
+    int failed = decode_pass(net, parts, count, code, turn, context, context_at, query_at, rows);
+    if (!failed) {
+        skinny_product(&net->head, rows, logits, asked);
+        failed = draw_rows(logits, uniform, given, temperature, asked, net->head.outputs, token, logp);
+    }
+    free(context);
     return failed;
 }

@@ -157,15 +157,17 @@ class FastLM(ArmdLM):
         """Where decode.c finds it."""
         layers = [cast(FastLayer, layer) for layer in self.layers]
         norms = [norm.weight.data_ptr() for norm in (self.query_norm, self.norm)]
+        ends = [self.embedding.weight.data_ptr(), cast(SkinnyLinear, self.head).panels.data_ptr()]
         parts = [part for layer in layers for part in layer.parts()]
-        return addressed(self, norms + parts, lambda: self._addresses(layers, norms))
+        return addressed(self, norms + ends + parts, lambda: self._addresses(layers, norms))
 
     def _addresses(self, layers: list[FastLayer], norms: list[int]) -> NetworkWeights:
-        config = self.config
+        config, head = self.config, cast(SkinnyLinear, self.head).address()
         mean = config.query == "mean"
         codes = 1 if mean else config.d_pe
         sizes = (config.n_two_stream, len(layers))
-        return NetworkWeights(addresses_of(layers), *sizes, *norms, config.norm_eps, codes, mean)
+        start = (addresses_of(layers), *sizes, *norms, config.norm_eps, codes, mean)
+        return NetworkWeights(*start, self.embedding.weight.data_ptr(), head)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)

@@ -70,6 +70,8 @@ class NetworkWeights(ctypes.Structure):
         ("epsilon", c_float),
         ("codes", c_long),
         ("mean", c_int),
+        ("embedding", c_void_p),
+        ("head", Matrix),
     )
 
 
@@ -132,6 +134,8 @@ def library() -> Any:
     tables = [address] * 6
     library.decode_pass.argtypes = [POINTER(NetworkWeights), POINTER(PartRows), c_long, *tables]
     library.decode_pass.restype = c_int
+    library.write_pass.argtypes = [*library.decode_pass.argtypes, *[address] * 5]
+    library.write_pass.restype = c_int
     library.draw_rows.argtypes = [*[address] * 4, c_long, c_long, address, address]
     library.draw_rows.restype = c_int
     return library

@@ -104,7 +104,7 @@ def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypa
     def broken(*_):
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr("armd.serve.engine.advance", broken)
+    monkeypatch.setattr("armd.serve.engine.step_together", broken)
     with pytest.raises(ArmdError, match=r"cannot write.*no such operation"):
         serve(Serving(folder, port=0))
 

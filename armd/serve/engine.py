@@ -26,7 +26,7 @@ from ..sampling import Sampling
 from .events import Drawn, Ended, Event, Failed, Landed
 from .metrics import Metrics
 from .places import Pool, threads_for
-from .tracks import Track, advance, draw_next
+from .tracks import Track, step_together
 
 Listener = Callable[[Event], None]
 
@@ -222,9 +222,8 @@ class Engine:
             return
         tracks = [ticket.track for ticket in tickets if ticket.track]
         try:
-            logits = advance(self.model, tracks)
+            landed = step_together(self.model, tracks)
             self.metrics.model_seconds += time.perf_counter() - start
-            landed = draw_next(tracks, logits)
         except Exception as error:  # whatever it is, the server goes on
             for ticket in tickets:
                 self._leave(ticket, Failed(repr(error)))

@@ -4,16 +4,19 @@ less than a few tensors for each text would; what the pass takes is put together
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 
 from ..cache import Cache, Placing
 from ..canvas import Canvas
+from ..fast import FastLM
 from ..filling import check, uniforms
 from ..modeling_armd import ArmdLM
-from ..passes import Part, advance_together
+from ..passes import FEW, Part, advance_together
 from ..sampling import Ask, Sampling, draw_together
 from ..shapes import Float, Int, Tensor
+from ..strokes import Line, stroke
 from .events import Landed, Rival
 
 
@@ -65,6 +68,24 @@ class Track:
     @property
     def chances(self) -> list[float]:
         return self.uniform[self.ends[self.step] : self.ends[self.step + 1]]
+
+    @property
+    def given(self) -> list[int]:
+        """What is known of the positions wanted, or -1."""
+        return [self.text[p] if self.known[p] else -1 for p in self.wanted]
+
+    def line(self) -> Line:
+        """Its part in a stroke."""
+        before, wanted = self.before, self.wanted
+        return Line(
+            self.cache,
+            [self.text[p] for p in before],
+            [p + 1 for p in before],
+            [p + 1 for p in wanted],
+            self.chances,
+            self.sampling.temperature,
+            self.given,
+        )
 
     def opening(self, model: ArmdLM) -> Part:
         """What enters first, as `filling.opening` has it."""
@@ -127,11 +148,25 @@ def _table(device: torch.device, numbers: Sequence[int]) -> Int[Tensor, "1 n"]:
     return torch.tensor([[*numbers]], dtype=torch.long, device=device)
 
 
-def advance(model: ArmdLM, tracks: list[Track]) -> Float[Tensor, "1 n v"]:
-    """One pass. Returns the logits of what the tracks want next, one after the other."""
-    rows = advance_together(model, _parts(model, tracks))
-    wanted = [own[0, -len(track.wanted) :] for own, track in zip(rows, tracks, strict=True)]
-    return model.logits(torch.cat(wanted)[None])
+def step_together(model: ArmdLM, tracks: list[Track]) -> list[tuple[Landed, ...]]:
+    """One pass and one draw for all. Returns what is new, track by track."""
+    able = isinstance(model, FastLM) and model.whole
+    if able and all(
+        track.step and track.sampling.plain and len(track.wanted) <= FEW // 2 for track in tracks
+    ):
+        tokens, logps, logits = stroke(cast(FastLM, model), [track.line() for track in tracks])
+    else:
+        rows = advance_together(model, _parts(model, tracks))
+        wanted = [own[0, -len(track.wanted) :] for own, track in zip(rows, tracks, strict=True)]
+        logits = model.logits(torch.cat(wanted))
+        tokens, logps = _draw(tracks, logits)
+    found, at = [], 0
+    for track in tracks:
+        part = slice(at, at + len(track.wanted))
+        rivals = _rivals(logits[part], track.rivals)
+        found.append(track.take(tokens[part], logps[part], rivals))
+        at = part.stop
+    return found
 
 
 def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
@@ -151,29 +186,20 @@ def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
     ]
 
 
-def draw_next(tracks: list[Track], logits: Float[Tensor, "1 n v"]) -> list[tuple[Landed, ...]]:
-    """Draw what the tracks want, and write it down. Returns what is new, track by track."""
-    uniform = [number for track in tracks for number in track.chances]
-    given = [
-        track.text[position] if track.known[position] else -1
-        for track in tracks
-        for position in track.wanted
-    ]
+def _draw(tracks: list[Track], logits: Float[Tensor, "n v"]) -> tuple[list[int], list[float]]:
+    """Tokens and their log-probabilities, track after track."""
+    uniform = torch.tensor([[u for track in tracks for u in track.chances]], dtype=torch.float64)
+    given = [token for track in tracks for token in track.given]
     forced = torch.tensor([given]) if max(given) >= 0 else None
-    numbers = torch.tensor([uniform], dtype=torch.float64)
     asks = [Ask(len(track.wanted), track.sampling, track.seen) for track in tracks]
-    token, logp = draw_together(logits, numbers, forced, asks)
-    tokens, logps, at, found = token[0].tolist(), logp[0].tolist(), 0, []
-    for track, (size, *_) in zip(tracks, asks, strict=True):
-        part = slice(at, at + size)
-        rivals = _rivals(logits[0, part], track.rivals) if track.rivals else [()] * size
-        found.append(track.take(tokens[part], logps[part], rivals))
-        at += size
-    return found
+    token, logp = draw_together(logits[None], uniform, forced, asks)
+    return token[0].tolist(), logp[0].tolist()
 
 
 def _rivals(logits: Float[Tensor, "k v"], count: int) -> list[tuple[Rival, ...]]:
     """The most probable tokens of each row."""
+    if not count:
+        return [()] * len(logits)
     logp = logits.double().log_softmax(-1)
     best = logp.topk(min(count, logp.shape[1]), -1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
