@@ -1,13 +1,12 @@
 /* A whole decoding pass, from the rows of what was just drawn to the rows that predict what comes
  * next: prefix sums, the two-stream layers, those above, the last norm. Nothing in it needs Python,
  * so that other threads have it meanwhile. */
+#include "draw.h"
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 
 void skinny_product(const matrix *w, const float *x, float *y, long rows);
-int draw_rows(const float *logits, const double *uniform, const long *given,
-              const double *temperature, long rows, long count, long *token, double *logp);
 
 enum { COLUMNS = 64 }; /* of a prefix state, for one thread at a time */
 
@@ -162,7 +161,7 @@ int decode_pass(const network *net, const part *parts, long count, const float *
  * them; the logits that they are drawn from stay in `logits`. */
 int write_pass(const network *net, const part *parts, long count, const float *code,
                const float *turn, const long *drawn, const long *context_at, const long *query_at,
-               const double *uniform, const double *temperature, const long *given, float *logits,
+               const double *uniform, const long *given, const choice *choices, float *logits,
                long *token, double *logp) {
     const long d = net->layers->query.depth;
     long own = 0, asked = 0;
@@ -174,7 +173,7 @@ int write_pass(const network *net, const part *parts, long count, const float *c
     int failed = decode_pass(net, parts, count, code, turn, context, context_at, query_at, rows);
     if (!failed) {
         skinny_product(&net->head, rows, logits, asked);
-        failed = draw_rows(logits, uniform, given, temperature, asked, net->head.outputs, token, logp);
+        failed = draw_rows(logits, uniform, given, choices, asked, net->head.outputs, token, logp);
     }
     free(context);
     return failed;

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 
 HARD = 2
 """OpenMP's word for: keep nothing."""
-SOURCES = ("skinny.h", "skinny.c", "attention.h", "layer.h", "layer.c", "decode.c", "draw.c")
+HEADERS = ("skinny.h", "attention.h", "layer.h", "draw.h")
+SOURCES = ("skinny.c", "layer.c", "decode.c", "draw.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -86,6 +87,17 @@ class PartRows(ctypes.Structure):
     )
 
 
+class Choice(ctypes.Structure):
+    """`choice` of draw.h."""
+
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("top_k", c_long),
+    )
+
+
 Text = tuple[int, int, int | None, int | None, int, int, int, int]
 """The fields of TextRows that are not C's own."""
 
@@ -114,7 +126,7 @@ class Places:
 def library() -> Any:
     """The compiled files; None without a compiler, or where what it made does not run."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    sources = [Path(__file__).with_name(name) for name in (*HEADERS, *SOURCES)]
     if compiler is None or platform.system() != "Linux" or not all(s.exists() for s in sources):
         return None
     made = _compiled(sources, compiler)
@@ -134,9 +146,10 @@ def library() -> Any:
     tables = [address] * 6
     library.decode_pass.argtypes = [POINTER(NetworkWeights), POINTER(PartRows), c_long, *tables]
     library.decode_pass.restype = c_int
-    library.write_pass.argtypes = [*library.decode_pass.argtypes, *[address] * 5]
+    choices = [address, address, POINTER(Choice)]
+    library.write_pass.argtypes = [*library.decode_pass.argtypes[:-1], *choices, *[address] * 3]
     library.write_pass.restype = c_int
-    library.draw_rows.argtypes = [*[address] * 4, c_long, c_long, address, address]
+    library.draw_rows.argtypes = [address, *choices, c_long, c_long, address, address]
     library.draw_rows.restype = c_int
     return library
 

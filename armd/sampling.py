@@ -50,9 +50,11 @@ class Sampling:
             )
 
     @cached_property
-    def plain(self) -> bool:
-        """Nothing but a temperature."""
-        return self.temperature > 0 and self == Sampling(self.temperature)
+    def choice(self) -> tuple[float, float, float, int] | None:
+        """As draw.c is told it: a native.Choice. None if it needs to know what a text has."""
+        if self.repetition_penalty != 1:
+            return None
+        return (self.temperature, self.top_p or 0.0, self.min_p or 0.0, self.top_k or 0)
 
     @property
     def filters(self) -> bool:
@@ -70,8 +72,7 @@ def draw(
     temperature). `uniform` holds one float64 number in [0, 1) a token. `seen` marks the tokens
     a row has already, `given` is a token that must be taken, or -1."""
     if _natively(logits, sampling):
-        temperature = torch.full_like(uniform, sampling.temperature, dtype=torch.float64)
-        return _draw_natively(logits, uniform, temperature, given)
+        return _draw_natively(logits, uniform, [sampling.choice] * uniform.numel(), given)
     # MPS knows no float64: there numbers stay on the CPU
     scores = (logits.cpu() if logits.device.type == "mps" else logits).double()
     uniform = uniform.to(scores.device)
@@ -106,9 +107,8 @@ def draw_together(
 ) -> tuple[Int[Tensor, "1 n"], Float[Tensor, "1 n"]]:
     """The same for several texts, which stand side by side."""
     if all(_natively(logits, ask.sampling) for ask in asks):
-        each = [t for ask in asks for t in [ask.sampling.temperature] * ask.tokens]
-        temperature = torch.tensor([each], dtype=torch.float64)
-        return _draw_natively(logits, uniform, temperature, given)
+        each = [choice for ask in asks for choice in [ask.sampling.choice] * ask.tokens]
+        return _draw_natively(logits, uniform, each, given)
     ends = list(accumulate(ask.tokens for ask in asks))
     found = [
         draw(
@@ -125,10 +125,10 @@ def draw_together(
 
 
 def _natively(logits: Tensor, sampling: Sampling) -> bool:
-    """Whether draw.c can do it: plain temperature sampling on a CPU, where full-length float64
-    temporaries would cost as much as a layer."""
+    """Whether draw.c can do it: on a CPU, where full-length float64 temporaries cost as much as a
+    layer, and sorting them as much as many."""
     return (
-        sampling.plain
+        sampling.choice is not None
         and logits.is_cpu
         and logits.dtype == torch.float32
         and native.library() is not None
@@ -138,7 +138,7 @@ def _natively(logits: Tensor, sampling: Sampling) -> bool:
 def _draw_natively(
     logits: Float[Tensor, "b m v"],
     uniform: Float[Tensor, "b m"],
-    temperature: Float[Tensor, "b m"],
+    choices: Sequence[tuple[float, float, float, int] | None],
     given: Int[Tensor, "b m"] | None,
 ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
     batch, m, vocabulary = logits.shape
@@ -147,8 +147,14 @@ def _draw_natively(
     token = torch.empty(batch, m, dtype=torch.long)
     logp = torch.empty(batch, m, dtype=torch.float64)
     failed = native.library().draw_rows(
-        *(None if t is None else t.data_ptr() for t in (logits, uniform, given, temperature)),
-        *(batch * m, vocabulary, token.data_ptr(), logp.data_ptr()),
+        *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
+        *(
+            (native.Choice * len(choices))(*choices),
+            batch * m,
+            vocabulary,
+            token.data_ptr(),
+            logp.data_ptr(),
+        ),
     )
     if failed:
         raise MemoryError("no memory to draw tokens")

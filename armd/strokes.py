@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .cache import Cache, Mark
 from .fast import FastLM
-from .native import PartRows, library
+from .native import Choice, PartRows, library
 from .shapes import Float, Tensor
 
 
@@ -23,7 +23,8 @@ class Line:
     wanted: list[int]
     uniform: list[float]
     """One number in [0, 1) for each token wanted."""
-    temperature: float
+    choice: tuple[float, float, float, int]
+    """How they are chosen: the fields of native.Choice."""
     given: list[int]
     """A token that must be taken, or -1."""
 
@@ -39,14 +40,14 @@ def stroke(
         for name in ("tokens", "places", "wanted", "given")
     )
     uniform = _doubles([number for line in lines for number in line.uniform])
-    temperature = _doubles([t for line in lines for t in [line.temperature] * len(line.wanted)])
+    choices = [choice for line in lines for choice in [line.choice] * len(line.wanted)]
     count = len(wanted)
     logits = model.bos.new_empty(count, model.config.vocab_size)
     token, logp = (c_long * count)(), (c_double * count)()
     failed = library().write_pass(
         *(byref(model.address()), parts, len(lines)),
         *(tables.code.data_ptr(), tables.turn.data_ptr(), drawn, places, wanted),
-        *(uniform, temperature, given, logits.data_ptr(), token, logp),
+        *(uniform, given, (Choice * count)(*choices), logits.data_ptr(), token, logp),
     )
     if failed:
         raise MemoryError("no memory for a decoding pass")

@@ -173,22 +173,56 @@ def test_a_row_has_the_same_bits_alone_and_among_others(weights: str) -> None:
             assert torch.equal(alone[0, 0], together[0, i])
 
 
-@settings(max_examples=60, deadline=None)
+def share() -> st.SearchStrategy[float | None]:
+    return st.one_of(st.none(), st.floats(0.001, 1))
+
+
+@settings(max_examples=150, deadline=None)
 @given(
-    st.integers(1, 4), st.integers(1, 5000), st.floats(0.2, 3), st.booleans(), st.integers(0, 99)
+    st.integers(1, 4),
+    st.integers(1, 5000),
+    st.builds(
+        Sampling, st.floats(0.2, 3), st.one_of(st.none(), st.integers(1, 60)), share(), share()
+    )
+    | st.just(Sampling(0.0)),
+    st.floats(0.01, 30),
+    st.booleans(),
+    st.integers(0, 99),
 )
 def test_a_token_drawn_in_c_is_the_one_drawn_in_torch(
-    rows: int, vocabulary: int, temperature: float, forced: bool, seed: int
+    rows: int, vocabulary: int, chosen: Sampling, spread: float, forced: bool, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, 2, vocabulary, generator=g) * 5
+    logits = torch.randn(rows, 2, vocabulary, generator=g) * spread
     logits[torch.rand(logits.shape, generator=g) < 0.3] = -torch.inf
     logits[..., 0] = 0.0
     uniform = torch.rand(rows, 2, dtype=torch.float64, generator=g)
     given_ids = torch.randint(-1, vocabulary, (rows, 2), generator=g) if forced else None
-    chosen = Sampling(temperature=temperature)
     assert sampling._natively(logits, chosen)
     token, logp = draw(logits, uniform, chosen, None, given_ids)
     expected, expected_logp = draw(logits.double(), uniform, chosen, None, given_ids)
     assert torch.equal(token, expected)
-    torch.testing.assert_close(logp, expected_logp, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(logp, expected_logp, rtol=1e-13, atol=1e-12)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.4}])
+def test_of_equal_tokens_just_as_many_stay_as_the_filter_says(filters: dict) -> None:
+    """All weights stand in one bucket there, and none is larger than another."""
+    logits, draws = torch.zeros(1, 1, 6), torch.arange(60) / 60
+    uniform = draws.double()[None]
+    token, _ = draw(logits.expand(1, 60, 6), uniform, Sampling(**filters))
+    stay = 2 if len(filters) == 2 else 3  # 0.4 of five, or half of six
+    assert token[0].tolist() == sorted(list(range(stay)) * (60 // stay))
+
+
+@pytest.mark.parametrize("broken", [torch.nan, -torch.inf])
+def test_logits_that_are_no_numbers_break_nothing(broken: float) -> None:
+    logits = torch.full((1, 1, 3000), broken)
+    uniform = torch.full((1, 1), 0.5, dtype=torch.float64)
+    for chosen in (
+        Sampling(),
+        Sampling(0.0),
+        Sampling(0.7, top_k=5),
+        Sampling(top_p=0.9, min_p=0.1),
+    ):
+        assert 0 <= int(draw(logits, uniform, chosen)[0]) < 3000

@@ -95,15 +95,16 @@ def test_filters_against_distributions_made_by_hand() -> None:
     close(Sampling(top_k=3, top_p=0.6), [2 / 3, 1 / 3, 0, 0])
 
 
-def test_draws_follow_the_filtered_distribution() -> None:
-    logits = PROBABILITY.log().expand(DRAWS, 1, 4)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # in torch, and in C
+def test_draws_follow_the_filtered_distribution(dtype: torch.dtype) -> None:
+    logits = PROBABILITY.log().to(dtype).expand(DRAWS, 1, 4)
     uniform = torch.rand(DRAWS, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     token, logp = draw(logits, uniform, Sampling(temperature=0.5, top_k=3))
     squares = torch.tensor([0.25, 0.0625, 0.0225, 0], dtype=torch.float64)
     counts = torch.bincount(token.flatten(), minlength=4).double()
     assert probability_of_chance(counts, squares / squares.sum() * DRAWS) > 1e-4
     # the log-probability is the model's own, whatever the temperature
-    torch.testing.assert_close(logp, PROBABILITY.log()[token])
+    torch.testing.assert_close(logp, PROBABILITY.log()[token], rtol=1e-6, atol=1e-7)
 
 
 def test_greedy_takes_the_most_probable_and_the_penalty_can_change_it() -> None:

@@ -83,7 +83,7 @@ class Track:
             [p + 1 for p in before],
             [p + 1 for p in wanted],
             self.chances,
-            self.sampling.temperature,
+            self.sampling.choice or (1.0, 0.0, 0.0, 0),
             self.given,
         )
 
@@ -152,7 +152,7 @@ def step_together(model: ArmdLM, tracks: list[Track]) -> list[tuple[Landed, ...]
     """One pass and one draw for all. Returns what is new, track by track."""
     able = isinstance(model, FastLM) and model.whole
     if able and all(
-        track.step and track.sampling.plain and len(track.wanted) <= FEW // 2 for track in tracks
+        track.step and track.sampling.choice and len(track.wanted) <= FEW // 2 for track in tracks
     ):
         tokens, logps, logits = stroke(cast(FastLM, model), [track.line() for track in tracks])
     else:
