@@ -27,32 +27,26 @@ class Canvas:
     order: Order
 
     @cached_property
-    def ends(self) -> Int[Tensor, "b t"]:
-        """ends[r, t]: how many tokens of row r are there after step t; column 0 is the prefill.
-        Rows with fewer steps repeat their last."""
-        block, n = self.order.block, self.tokens.shape[1]
-        after = torch.arange(1, n + 1)
-        border = torch.nn.functional.pad(block[:, 1:] != block[:, :-1], (0, 1), value=True)
-        given = self.known.gather(1, self.order.position).cumprod(1).sum(1, keepdim=True)
-        filled = (after * (border & (after <= given))).amax(1, keepdim=True)
-        later = border & (after > filled)
-        end = after.where(later, n).sort(1).values[:, : int(later.sum(1).max())]
-        return torch.cat([filled, end], 1)
+    def ends_by_row(self) -> list[list[int]]:
+        """How many tokens of each row are there after the prefill and after each of its steps."""
+        given = self.known.gather(1, self.order.position).tolist()
+        return [*map(_ends, self.order.block.tolist(), given)]
 
     @property
     def steps(self) -> int:
         """Passes of the model that it takes to fill everything."""
-        return self.ends.shape[1] - 1
+        return max(map(len, self.ends_by_row)) - 1
+
+    @cached_property
+    def ends(self) -> Int[Tensor, "b t"]:
+        """The same as a table; rows with fewer steps repeat their last."""
+        rows = ([*row, *row[-1:] * (self.steps + 1 - len(row))] for row in self.ends_by_row)
+        return torch.tensor([*rows])
 
     @cached_property
     def alike(self) -> bool:
         """All rows take the same steps, so that nothing needs padding."""
-        return bool((self.ends == self.ends[:1]).all())
-
-    @cached_property
-    def _one_ends(self) -> list[int]:
-        """The first row's, in plain numbers."""
-        return self.ends[0].tolist()
+        return all(row == self.ends_by_row[0] for row in self.ends_by_row)
 
     @cached_property
     def forced(self) -> bool:
@@ -68,7 +62,8 @@ class Canvas:
         """Places in generation order that step t fills; step 0 is the prefill. Rows with smaller
         blocks are padded with n, one past the last place."""
         if self.alike:
-            return slice(self._one_ends[step - 1] if step else 0, self._one_ends[step])
+            ends = self.ends_by_row[0]
+            return slice(ends[step - 1] if step else 0, ends[step])
         return self._slots(step)
 
     def _slots(self, step: int) -> Int[Tensor, "b m"]:
@@ -118,6 +113,15 @@ class Canvas:
             context=int(given.max()) + 1,
             query=int(after.max()),
         )
+
+
+def _ends(block: list[int], given: list[bool]) -> list[int]:
+    """Of one row, whose tokens stand in generation order."""
+    n = len(block)
+    borders = [k for k in range(1, n) if block[k] != block[k - 1]] + [n]
+    leading = given.index(False) if False in given else n
+    filled = max((border for border in borders if border <= leading), default=0)
+    return [filled, *(border for border in borders if border > filled)]
 
 
 def from_prompts(

@@ -42,7 +42,7 @@ class Track:
         self.uniform: list[float] = uniforms(1, len(self.position), [generator])[0].tolist()
         self.text: list[int] = canvas.tokens[0].tolist()
         self.known: list[bool] = canvas.known[0].tolist()
-        self.ends = _ends(self.block, [self.known[position] for position in self.position])
+        self.ends = canvas.ends_by_row[0]
         self.written = list(self.known)
         self.seen = None
         if sampling.repetition_penalty != 1:
@@ -133,15 +133,6 @@ class Track:
         )
         first = next(own, None)
         return first is not None and all(self.written[:first])
-
-
-def _ends(block: list[int], given: list[bool]) -> list[int]:
-    """How many tokens are there after each step, as Canvas.ends has it."""
-    n = len(block)
-    borders = [k for k in range(1, n) if block[k] != block[k - 1]] + [n]
-    leading = given.index(False) if False in given else n
-    filled = max((border for border in borders if border <= leading), default=0)
-    return [filled, *(border for border in borders if border > filled)]
 
 
 def _table(device: torch.device, numbers: Sequence[int]) -> Int[Tensor, "1 n"]:
