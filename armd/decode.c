@@ -17,7 +17,7 @@ typedef struct {
     float epsilon;
     long codes; /* width of a position code */
     int mean;   /* query rows start from a mean, not from a sum */
-    const float *embedding;
+    const float *embedding, *bos;
     matrix head;
 } network;
 
@@ -31,6 +31,7 @@ typedef struct {
     const long *high_slot, *high_limit; /* and of those above */
     long own, asked, low_start, low_count, high_start, high_count;
     long spare; /* a row with this slot is no row */
+    long drawn; /* for how many of the query rows, the last ones, write_pass draws a token */
 } part;
 
 /* state += code_j x_j for rows from..to, then what the query rows first..last sum up, for the columns
@@ -157,23 +158,29 @@ int decode_pass(const network *net, const part *parts, long count, const float *
     return failed;
 }
 
-/* The same from the tokens just drawn to the next ones, one for each query row, as draw_rows draws
- * them; the logits that they are drawn from stay in `logits`. */
+/* The same from the tokens that enter, -1 for BOS, to those that come next, as draw_rows draws them; the
+ * logits that they are drawn from stay in `logits`. */
 int write_pass(const network *net, const part *parts, long count, const float *code,
-               const float *turn, const long *drawn, const long *context_at, const long *query_at,
+               const float *turn, const long *tokens, const long *context_at, const long *query_at,
                const double *uniform, const long *given, const choice *choices, float *logits,
                long *token, double *logp) {
     const long d = net->layers->query.depth;
-    long own = 0, asked = 0;
+    long own = 0, asked = 0, row = 0, wanted = 0;
     for (long i = 0; i < count; i++) own += parts[i].own, asked += parts[i].asked;
     float *context = malloc(sizeof(float) * (own + asked) * d), *rows = context + own * d;
     if (!context) return -1;
     for (long i = 0; i < own; i++)
-        memcpy(context + i * d, net->embedding + drawn[i] * d, sizeof(float) * d);
+        memcpy(context + i * d, tokens[i] < 0 ? net->bos : net->embedding + tokens[i] * d,
+               sizeof(float) * d);
     int failed = decode_pass(net, parts, count, code, turn, context, context_at, query_at, rows);
     if (!failed) {
-        skinny_product(&net->head, rows, logits, asked);
-        failed = draw_rows(logits, uniform, given, choices, asked, net->head.outputs, token, logp);
+        for (long i = 0; i < count; i++) { /* what is wanted moves to the front */
+            const long size = parts[i].drawn, from = row + parts[i].asked - size;
+            memmove(rows + wanted * d, rows + from * d, sizeof(float) * size * d);
+            row += parts[i].asked, wanted += size;
+        }
+        skinny_product(&net->head, rows, logits, wanted);
+        failed = draw_rows(logits, uniform, given, choices, wanted, net->head.outputs, token, logp);
     }
     free(context);
     return failed;

@@ -157,17 +157,20 @@ class FastLM(ArmdLM):
         """Where decode.c finds it."""
         layers = [cast(FastLayer, layer) for layer in self.layers]
         norms = [norm.weight.data_ptr() for norm in (self.query_norm, self.norm)]
-        ends = [self.embedding.weight.data_ptr(), cast(SkinnyLinear, self.head).panels.data_ptr()]
+        head = cast(SkinnyLinear, self.head).panels
+        ends = [part.data_ptr() for part in (self.embedding.weight, self.bos, head)]
         parts = [part for layer in layers for part in layer.parts()]
-        return addressed(self, norms + ends + parts, lambda: self._addresses(layers, norms))
+        return addressed(self, norms + ends + parts, lambda: self._addresses(layers, norms, ends))
 
-    def _addresses(self, layers: list[FastLayer], norms: list[int]) -> NetworkWeights:
+    def _addresses(
+        self, layers: list[FastLayer], norms: list[int], ends: list[int]
+    ) -> NetworkWeights:
         config, head = self.config, cast(SkinnyLinear, self.head).address()
         mean = config.query == "mean"
         codes = 1 if mean else config.d_pe
         sizes = (config.n_two_stream, len(layers))
         start = (addresses_of(layers), *sizes, *norms, config.norm_eps, codes, mean)
-        return NetworkWeights(*start, self.embedding.weight.data_ptr(), head)
+        return NetworkWeights(*start, *ends[:2], head)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)

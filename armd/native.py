@@ -72,6 +72,7 @@ class NetworkWeights(ctypes.Structure):
         ("codes", c_long),
         ("mean", c_int),
         ("embedding", c_void_p),
+        ("bos", c_void_p),
         ("head", Matrix),
     )
 
@@ -83,7 +84,7 @@ class PartRows(ctypes.Structure):
         *((name, c_void_p) for name in ("keys", "values", "state", "grown", "strict")),
         *((name, c_void_p) for name in ("low_slot", "low_limit", "high_slot", "high_limit")),
         *((name, c_long) for name in ("own", "asked", "low_start", "low_count")),
-        *((name, c_long) for name in ("high_start", "high_count", "spare")),
+        *((name, c_long) for name in ("high_start", "high_count", "spare", "drawn")),
     )
 
 

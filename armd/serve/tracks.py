@@ -3,7 +3,6 @@ less than a few tensors for each text would; what the pass takes is put together
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from functools import partial
 from typing import cast
 
 import torch
@@ -16,7 +15,7 @@ from ..modeling_armd import ArmdLM
 from ..passes import FEW, Part, advance_together
 from ..sampling import Ask, Sampling, draw_together
 from ..shapes import Float, Int, Tensor
-from ..strokes import Line, stroke
+from ..strokes import Limits, Line, stroke
 from .events import Landed, Rival
 
 
@@ -56,14 +55,21 @@ class Track:
         return self.ended or self.step == len(self.ends) - 1
 
     @property
-    def before(self) -> list[int]:
-        """The positions that the step before filled."""
-        return self.position[self.ends[self.step - 1] : self.ends[self.step]]
+    def entering(self) -> list[int]:
+        """The positions that the step before filled; at first those given."""
+        return self.position[self.ends[self.step - 1] if self.step else 0 : self.ends[self.step]]
 
     @property
     def wanted(self) -> list[int]:
         """The positions that this step fills."""
         return self.position[self.ends[self.step] : self.ends[self.step + 1]]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has in the next pass."""
+        if self.step:
+            return self.ends[self.step + 1] - self.ends[self.step - 1]
+        return 1 + self.ends[0] + self.ends[1]
 
     @property
     def chances(self) -> list[float]:
@@ -74,47 +80,40 @@ class Track:
         """What is known of the positions wanted, or -1."""
         return [self.text[p] if self.known[p] else -1 for p in self.wanted]
 
-    def line(self) -> Line:
-        """Its part in a stroke."""
-        before, wanted = self.before, self.wanted
-        return Line(
-            self.cache,
-            [self.text[p] for p in before],
-            [p + 1 for p in before],
-            [p + 1 for p in wanted],
-            self.chances,
-            self.sampling.choice or (1.0, 0.0, 0.0, 0),
-            self.given,
-        )
-
-    def opening(self, model: ArmdLM) -> Part:
-        """What enters first, as `filling.opening` has it."""
+    def limits(self) -> Limits:
+        """What its first rows see: those given the blocks before them, and their own as context;
+        the first step all that is given."""
         count, upto = self.ends[0], self.ends[1]
-        wanted, block, device = upto - count, self.block[:count], model.device
+        block, wanted = self.block[:count], upto - count
         before = [bisect_left(block, own) for own in block]
         behind = [bisect_right(block, own) for own in block]
-        table = partial(_table, device)
-        placing = Placing(
-            context_slot=table(range(count + 1)),
-            context_limit=table([1, *(b + 1 for b in behind)]),
-            strict_limit=table([*(b + 1 for b in before), *[count + 1] * wanted]),
-            query_slot=table(range(upto)),
-            query_limit=table([*behind, *[upto] * wanted]),
-            context=count + 1,
-            query=upto,
+        return Limits(
+            context=[1, *(b + 1 for b in behind)],
+            strict=[*(b + 1 for b in before), *[count + 1] * wanted],
+            query=[*behind, *[upto] * wanted],
         )
-        given, places = self.position[:count], [p + 1 for p in self.position[:upto]]
-        rows = model.context_rows(table([self.text[p] for p in given]))
-        return Part(self.cache, rows, table([0, *places[:count]]), table(places), placing)
+
+    def line(self) -> Line:
+        """Its part in a stroke."""
+        entering, wanted = self.entering, self.wanted
+        tokens, places = [self.text[p] for p in entering], [p + 1 for p in entering]
+        asked, limits = [p + 1 for p in wanted], None
+        if self.step == 0:
+            tokens, places, asked = [-1, *tokens], [0, *places], [*places, *asked]
+            limits = self.limits()
+        choice = self.sampling.choice or (1.0, 0.0, 0.0, 0)
+        return Line(self.cache, tokens, places, asked, self.chances, choice, self.given, limits)
 
     def take(
         self, tokens: list[int], logps: list[float], rivals: list[tuple[Rival, ...]]
     ) -> tuple[Landed, ...]:
-        """Write down what was drawn for this step. Returns what is new."""
+        """Write down what was drawn for this step. Returns what is new, with its rivals if any
+        were asked for."""
         landed = []
-        for position, token, logp, others in zip(self.wanted, tokens, logps, rivals, strict=True):
+        for place, (position, token) in enumerate(zip(self.wanted, tokens, strict=True)):
             if not self.known[position]:
-                landed.append(Landed(position, token, logp, others))
+                others = rivals[place] if rivals else ()
+                landed.append(Landed(position, token, logps[place], others))
                 self.text[position], self.written[position] = token, True
         if self.seen is not None:
             self.seen[0, tokens] = True
@@ -135,46 +134,73 @@ class Track:
         return first is not None and all(self.written[:first])
 
 
-def _table(device: torch.device, numbers: Sequence[int]) -> Int[Tensor, "1 n"]:
-    return torch.tensor([[*numbers]], dtype=torch.long, device=device)
-
-
 def step_together(model: ArmdLM, tracks: list[Track]) -> list[tuple[Landed, ...]]:
     """One pass and one draw for all. Returns what is new, track by track."""
     able = isinstance(model, FastLM) and model.whole
-    if able and all(
-        track.step and track.sampling.choice and len(track.wanted) <= FEW // 2 for track in tracks
-    ):
-        tokens, logps, logits = stroke(cast(FastLM, model), [track.line() for track in tracks])
-    else:
-        rows = advance_together(model, _parts(model, tracks))
-        wanted = [own[0, -len(track.wanted) :] for own, track in zip(rows, tracks, strict=True)]
-        logits = model.logits(torch.cat(wanted))
-        tokens, logps = _draw(tracks, logits)
-    found, at = [], 0
+    fast = [track for track in tracks if able and track.sampling.choice and track.rows <= FEW]
+    slow = [track for track in tracks if track not in fast]
+    landed: dict[Track, tuple[Landed, ...]] = {}
+    for group, write in ((fast, _stroke), (slow, _pass)):
+        if group:
+            tokens, logps, logits = write(model, group)
+            landed |= _landed(group, tokens, logps, logits)
+    return [landed[track] for track in tracks]
+
+
+Written = tuple[list[int], list[float], Float[Tensor, "n v"]]
+"""Tokens, their log-probabilities, and the logits that they were drawn from."""
+
+
+def _landed(
+    tracks: list[Track], tokens: list[int], logps: list[float], logits: Float[Tensor, "n v"]
+) -> dict[Track, tuple[Landed, ...]]:
+    found, at = {}, 0
     for track in tracks:
         part = slice(at, at + len(track.wanted))
-        rivals = _rivals(logits[part], track.rivals)
-        found.append(track.take(tokens[part], logps[part], rivals))
+        rivals = _rivals(logits[part], track.rivals) if track.rivals else []
+        found[track] = track.take(tokens[part], logps[part], rivals)
         at = part.stop
     return found
 
 
-def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
-    """What each track takes part with: at first all that is given, then what was drawn last."""
-    going = [track for track in tracks if track.step]
-    before, wanted = [track.before for track in going], [track.wanted for track in going]
-    tokens = [track.text[p] for track, at in zip(going, before, strict=True) for p in at]
-    drawn, asked = ([*map(len, each)] for each in (before, wanted))
-    table = partial(_table, model.device)
-    context = model.embedding(table(tokens))
-    context_at, query_at = (table([p + 1 for at in each for p in at]) for each in (before, wanted))
-    made = zip(
-        context.split(drawn, 1), context_at.split(drawn, 1), query_at.split(asked, 1), strict=True
+def _stroke(model: ArmdLM, tracks: list[Track]) -> Written:
+    return stroke(cast(FastLM, model), [track.line() for track in tracks])
+
+
+def _pass(model: ArmdLM, tracks: list[Track]) -> Written:
+    rows = advance_together(model, _parts(model, [track.line() for track in tracks]))
+    wanted = [own[0, -len(track.wanted) :] for own, track in zip(rows, tracks, strict=True)]
+    logits = model.logits(torch.cat(wanted))
+    return *_draw(tracks, logits), logits
+
+
+def _parts(model: ArmdLM, lines: list[Line]) -> list[Part]:
+    """The same lines in tensors, which are made for all of them at once."""
+    device = model.device
+    tokens, places, asked = (
+        _table([number for line in lines for number in getattr(line, name)], device)
+        for name in ("tokens", "places", "asked")
     )
+    rows = model.embedding(tokens.clamp(min=0)).where((tokens >= 0)[..., None], model.bos)
+    own, more = ([len(getattr(line, name)) for line in lines] for name in ("places", "asked"))
+    cut = (rows.split(own, 1), places.split(own, 1), asked.split(more, 1))
     return [
-        Part(track.cache, *next(made)) if track.step else track.opening(model) for track in tracks
+        Part(line.cache, row, place, ask, line.limits and _placing(line.limits, device))
+        for line, row, place, ask in zip(lines, *cut, strict=True)
     ]
+
+
+def _placing(limits: Limits, device: torch.device) -> Placing:
+    own, asked = len(limits.context), len(limits.strict)
+    return Placing(
+        context_slot=_table(range(own), device),
+        context_limit=_table(limits.context, device),
+        strict_limit=_table(limits.strict, device),
+        query_slot=_table(range(asked), device),
+        query_limit=_table(limits.query, device),
+        context=own,
+        query=asked,
+    )
 
 
 def _draw(tracks: list[Track], logits: Float[Tensor, "n v"]) -> tuple[list[int], list[float]]:
@@ -189,9 +215,11 @@ def _draw(tracks: list[Track], logits: Float[Tensor, "n v"]) -> tuple[list[int],
 
 def _rivals(logits: Float[Tensor, "k v"], count: int) -> list[tuple[Rival, ...]]:
     """The most probable tokens of each row."""
-    if not count:
-        return [()] * len(logits)
     logp = logits.double().log_softmax(-1)
     best = logp.topk(min(count, logp.shape[1]), -1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [tuple(map(Rival, tokens, values)) for tokens, values in pairs]
+
+
+def _table(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "1 n"]:
+    return torch.tensor([[*numbers]], dtype=torch.long, device=device)
