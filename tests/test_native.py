@@ -1,6 +1,9 @@
 """What the C files do is what torch does, and a row's bits are its own: not the batch's."""
 
 import copy
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -226,3 +229,28 @@ def test_logits_that_are_no_numbers_break_nothing(broken: float) -> None:
         Sampling(top_p=0.9, min_p=0.1),
     ):
         assert 0 <= int(draw(logits, uniform, chosen)[0]) < 3000
+
+
+def test_threads_that_stand_behind_a_thread_go_when_it_says_so() -> None:
+    script = """
+import os, time, torch
+from armd import fast, native
+linear = fast.SkinnyLinear(torch.randn(64, 64), int8=False)
+def count():
+    time.sleep(0.5)  # what was told to end may take a moment
+    return len(os.listdir("/proc/self/task"))
+def use():
+    linear(torch.randn(2, 64))
+use()
+native.release_threads()
+alone = count()
+use()
+assert count() > alone, "nobody came"
+native.release_threads()
+assert count() == alone, "somebody stayed"
+"""
+    several = {**os.environ, "OMP_NUM_THREADS": "3", "OMP_DYNAMIC": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=several, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
