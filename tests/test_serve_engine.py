@@ -11,10 +11,14 @@ from eval_models import tiny_armd
 import armd
 from armd import fast, native
 from armd.canvas import from_blanks
+from armd.generation import fill
 from armd.sampling import Sampling
 from armd.seeds import seeded
 from armd.serve.engine import Busy, Engine, Job, Stopping
 from armd.serve.events import Drawn, Ended, Failed
+
+
+PLAIN = Sampling()
 
 
 class Hearer:
@@ -68,9 +72,12 @@ def job(index: int, hearer, **more) -> Job:
 
 
 def alone(model, index: int) -> dict[int, tuple[int, float]]:
-    from armd.generation import fill
-
     canvas, sampling, eos = task(index)
+    return filled(model, canvas, index, sampling, eos)
+
+
+def filled(model, canvas, index: int, sampling=PLAIN, eos=None):
+    """What the library writes on a canvas, in the order in which it does."""
     found = {}
     for step in fill(model, canvas, sampling=sampling, generator=[seeded(0, index)], eos=eos):
         columns = (step.position[0], step.token[0], step.logp[0], step.drawn[0])
@@ -121,6 +128,65 @@ def test_everyone_gets_the_text_they_get_alone_bit_for_bit(query: str) -> None:
     at_rest(engine)
     engine.stop()
     assert engine.join(20)
+
+
+def together(model, jobs: list[tuple]) -> list[Hearer]:
+    """What an engine writes on canvases, each with its EOS."""
+    engine, hearers = Engine(model, places=4).start(), [Hearer() for _ in jobs]
+    engine.submit(
+        [
+            Job(canvas, Sampling(), seeded(0, index), hearer, eos=eos)
+            for index, ((canvas, eos), hearer) in enumerate(zip(jobs, hearers, strict=True))
+        ]
+    )
+    assert all(hearer.over.wait(60) for hearer in hearers)
+    engine.stop()
+    return hearers
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler: equal up to rounding alone")
+def test_long_prompts_and_large_blocks_beside_short_ones() -> None:
+    """Some passes have more rows than layer.c is meant for, and go another way."""
+    model, canvases = packed(max_length=400), []
+    for n, given, order in (
+        (230, 200, armd.order.strided(30, 3)),
+        (300, 0, armd.order.masking(300, 2, generator=seeded(1))),
+        (20, 4, armd.order.strided(16, 1)),
+        (190, 126, armd.order.strided(64, 4)),
+    ):
+        known = torch.arange(n) < given
+        tokens = torch.randint(300, (1, n), generator=seeded(2))
+        order = armd.order.completing(known, order)
+        canvases.append(from_blanks(tokens, known[None], order=order))
+    hearers = together(model, [(canvas, None) for canvas in canvases])
+    for index, (canvas, hearer) in enumerate(zip(canvases, hearers, strict=True)):
+        assert hearer.landed == filled(model, canvas, index), index
+
+
+@pytest.mark.parametrize("weights", [True, False], ids=["packed", "plain"])
+def test_an_eos_ends_a_text_where_it_does_in_the_library(weights: bool) -> None:
+    """Each text has the EOS that it would have drawn some way in; a known one ends nothing."""
+    model = packed() if weights else tiny_armd()
+    jobs = []
+    for index in range(9):
+        n = 30
+        known = torch.rand(n, generator=seeded(3, index)) < 0.2
+        blanks = int((~known).sum())
+        kind = (armd.order.strided(blanks, 1 + index % 3), armd.order.random(blanks))[index % 2]
+        tokens = torch.randint(300, (1, n), generator=seeded(4, index))
+        order = armd.order.completing(known, kind)
+        free = filled(model, from_blanks(tokens, known[None], order=order), index)
+        eos = list(free.values())[len(free) * index // 9][0]
+        tokens[0, index] = eos
+        jobs.append((from_blanks(tokens, known[None], order=order), eos))
+    ends = []
+    for index, ((canvas, eos), hearer) in enumerate(zip(jobs, together(model, jobs), strict=True)):
+        expected = filled(model, canvas, index, eos=eos)
+        assert {p: t for p, (t, _) in hearer.landed.items()} == {
+            p: t for p, (t, _) in expected.items()
+        }
+        ends.append(hearer.end.reason)
+    assert {"stop", "length"} >= set(ends) and "stop" in ends
 
 
 def test_plain_weights_give_the_same_tokens() -> None:

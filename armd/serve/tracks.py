@@ -135,15 +135,17 @@ class Track:
 
 
 def step_together(model: ArmdLM, tracks: list[Track]) -> list[tuple[Landed, ...]]:
-    """One pass and one draw for all. Returns what is new, track by track."""
+    """One pass and one draw for all, but for long prompts, which pass on their own. Returns what is
+    new, track by track."""
+    short = [track for track in tracks if track.rows <= FEW]
     able = isinstance(model, FastLM) and model.whole
-    fast = [track for track in tracks if able and track.sampling.choice and track.rows <= FEW]
-    slow = [track for track in tracks if track not in fast]
+    if not able or not all(track.sampling.choice for track in short):
+        short = []
+    rest = [track for track in tracks if track not in short]
     landed: dict[Track, tuple[Landed, ...]] = {}
-    for group, write in ((fast, _stroke), (slow, _pass)):
+    for group, write in ((short, _stroke), (rest, _pass)):
         if group:
-            tokens, logps, logits = write(model, group)
-            landed |= _landed(group, tokens, logps, logits)
+            landed |= _landed(group, *write(model, group))
     return [landed[track] for track in tracks]
 
 
