@@ -17,7 +17,6 @@ from armd.seeds import seeded
 from armd.serve.engine import Busy, Engine, Job, Stopping
 from armd.serve.events import Drawn, Ended, Failed
 
-
 PLAIN = Sampling()
 
 
