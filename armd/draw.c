@@ -161,7 +161,8 @@ static long first_largest(const float *logits, long count, float most) {
 }
 
 /* logits (rows, count), uniform and choices (rows); given[r] >= 0 is a token to be taken, given may be
- * NULL. logp is the token's at temperature 1. -1 if there is no memory. */
+ * NULL. logp is the token's at temperature 1. The token of a row whose logits are no numbers is -1. -1 if
+ * there is no memory. */
 int draw_rows(const float *logits, const double *uniform, const long *given, const choice *choices,
               long rows, long count, long *token, double *logp) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
@@ -197,6 +198,10 @@ int draw_rows(const float *logits, const double *uniform, const long *given, con
             const choice *c = choices + r;
             double total = 0;
             for (long b = 0; b < blocks; b++) total += plain[r * blocks + b];
+            if (!isfinite(total) || !isfinite(most[r])) {
+                token[r] = -1, logp[r] = NAN;
+                continue;
+            }
             if (given && given[r] >= 0)
                 token[r] = given[r];
             else if (c->temperature <= 0)

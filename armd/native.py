@@ -34,7 +34,7 @@ class Matrix(ctypes.Structure):
 
 
 class LayerWeights(ctypes.Structure):
-    """`layer` of layer.c."""
+    """`layer` of layer.h."""
 
     _fields_ = (
         ("attention_norm", c_void_p),
@@ -50,7 +50,7 @@ class LayerWeights(ctypes.Structure):
 
 
 class TextRows(ctypes.Structure):
-    """`text` of layer.c, which has a copy and sets the last five there."""
+    """`text` of layer.h; layer.c has a copy and sets the last five there."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values", "slot", "limit")),

@@ -213,7 +213,8 @@ def completing(known: Bool[Tensor, "n"], blanks: Order) -> Order:
         raise ArmdError(f"give one order of the {len(blank)} blanks, not {blanks!r}")
     block = torch.cat([torch.arange(len(given)), len(given) + blanks.block])
     position = torch.cat([given, blank[blanks.position]])
-    forward = blanks.forward and bool((position == torch.arange(len(known))).all())
+    natural = torch.arange(len(known), device=position.device)
+    forward = blanks.forward and bool((position == natural).all())
     return object.__new__(Order)._set(position, block, blanks.singles, forward)
 
 

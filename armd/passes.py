@@ -307,12 +307,11 @@ def _through_one(
     *,
     last: bool,
 ) -> Float[Tensor, "1 k d"]:
-    sizes, (own, others) = crossing.sizes, crossing.kinds
-    normed = layer.attention_norm(rows)
-    leave = slice(None) if sizes == crossing.owns else own
+    sizes, normed = crossing.sizes, layer.attention_norm(rows)
+    leave = slice(None) if sizes == crossing.owns else crossing.kinds[0]
     crossing.enter(index, layer.keys_values(normed[:, leave], turn[:, leave]))
     if last:
-        rows, normed, turn = (t[:, others] for t in (rows, normed, turn))
+        rows, normed, turn = (t[:, crossing.kinds[1]] for t in (rows, normed, turn))
         sizes = [size - left for size, left in zip(sizes, crossing.owns, strict=True)]
     seen = crossing.attend(index, layer.queries(normed, turn), sizes)
     return layer.finish(rows, seen)

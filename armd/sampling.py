@@ -4,17 +4,16 @@ Float32 noise quietly lowers the temperature: its rarest draws do not exist. Her
 a token, in float64, is looked up in the float64 cumulative sum of the probabilities.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
 from . import native
 from .errors import ArmdError
 from .shapes import Bool, Float, Int, Tensor
+
+NO_NUMBERS = "the model's logits are no numbers; its weights are damaged, or its training diverged"
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,15 @@ def draw(
     temperature). `uniform` holds one float64 number in [0, 1) a token. `seen` marks the tokens
     a row has already, `given` is a token that must be taken, or -1."""
     if _natively(logits, sampling):
-        return _draw_natively(logits, uniform, [sampling.choice] * uniform.numel(), given)
+        return _draw_natively(logits, uniform, sampling.choice, given)
     # MPS knows no float64: there numbers stay on the CPU
     scores = (logits.cpu() if logits.device.type == "mps" else logits).double()
     uniform = uniform.to(scores.device)
     top = scores.amax(-1, keepdim=True)
     mass = (scores - top).exp_()
     total = mass.sum(-1)
+    if scores.is_cpu and not bool(total.isfinite().all()):  # elsewhere this would wait
+        raise ArmdError(NO_NUMBERS)
     if sampling.temperature == 0:
         token = penalised(scores, sampling, seen).argmax(-1)
     elif sampling == Sampling():
@@ -89,39 +90,6 @@ def draw(
         token = given.to(token.device).where(given.to(token.device) >= 0, token)
     at_token = (scores - top).gather(-1, token[..., None]).squeeze(-1)
     return token.to(logits.device), at_token - total.log()
-
-
-class Ask(NamedTuple):
-    """What one text wants of a draw for many: how many tokens, and how they are chosen."""
-
-    tokens: int
-    sampling: Sampling
-    seen: Bool[Tensor, "1 v"] | None
-
-
-def draw_together(
-    logits: Float[Tensor, "1 n v"],
-    uniform: Float[Tensor, "1 n"],
-    given: Int[Tensor, "1 n"] | None,
-    asks: Sequence[Ask],
-) -> tuple[Int[Tensor, "1 n"], Float[Tensor, "1 n"]]:
-    """The same for several texts, which stand side by side."""
-    if all(_natively(logits, ask.sampling) for ask in asks):
-        each = [choice for ask in asks for choice in [ask.sampling.choice] * ask.tokens]
-        return _draw_natively(logits, uniform, each, given)
-    ends = list(accumulate(ask.tokens for ask in asks))
-    found = [
-        draw(
-            logits[:, end - ask.tokens : end],
-            uniform[:, end - ask.tokens : end],
-            ask.sampling,
-            ask.seen,
-            None if given is None else given[:, end - ask.tokens : end],
-        )
-        for ask, end in zip(asks, ends, strict=True)
-    ]
-    token, logp = zip(*found, strict=True)
-    return torch.cat(token, 1), torch.cat(logp, 1)
 
 
 def _natively(logits: Tensor, sampling: Sampling) -> bool:
@@ -138,7 +106,7 @@ def _natively(logits: Tensor, sampling: Sampling) -> bool:
 def _draw_natively(
     logits: Float[Tensor, "b m v"],
     uniform: Float[Tensor, "b m"],
-    choices: Sequence[tuple[float, float, float, int] | None],
+    choice: tuple[float, float, float, int] | None,
     given: Int[Tensor, "b m"] | None,
 ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
     batch, m, vocabulary = logits.shape
@@ -146,18 +114,16 @@ def _draw_natively(
     given = None if given is None else given.contiguous()
     token = torch.empty(batch, m, dtype=torch.long)
     logp = torch.empty(batch, m, dtype=torch.float64)
+    rows = batch * m
     failed = native.library().draw_rows(
         *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
-        *(
-            (native.Choice * len(choices))(*choices),
-            batch * m,
-            vocabulary,
-            token.data_ptr(),
-            logp.data_ptr(),
-        ),
+        *((native.Choice * rows)(*[choice] * rows), rows, vocabulary),
+        *(token.data_ptr(), logp.data_ptr()),
     )
     if failed:
         raise MemoryError("no memory to draw tokens")
+    if bool((token < 0).any()):
+        raise ArmdError(NO_NUMBERS)
     return token, logp
 
 

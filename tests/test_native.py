@@ -218,17 +218,14 @@ def test_of_equal_tokens_just_as_many_stay_as_the_filter_says(filters: dict) -> 
     assert token[0].tolist() == sorted(list(range(stay)) * (60 // stay))
 
 
-@pytest.mark.parametrize("broken", [torch.nan, -torch.inf])
-def test_logits_that_are_no_numbers_break_nothing(broken: float) -> None:
-    logits = torch.full((1, 1, 3000), broken)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # in C, and in torch
+@pytest.mark.parametrize("broken", [torch.nan, -torch.inf, torch.inf])
+def test_logits_that_are_no_numbers_are_said_to_be_so(broken: float, dtype: torch.dtype) -> None:
+    logits = torch.full((1, 1, 3000), broken, dtype=dtype)
     uniform = torch.full((1, 1), 0.5, dtype=torch.float64)
-    for chosen in (
-        Sampling(),
-        Sampling(0.0),
-        Sampling(0.7, top_k=5),
-        Sampling(top_p=0.9, min_p=0.1),
-    ):
-        assert 0 <= int(draw(logits, uniform, chosen)[0]) < 3000
+    for chosen in (Sampling(), Sampling(0.0), Sampling(0.7, top_k=5), Sampling(1, top_p=0.9)):
+        with pytest.raises(armd.ArmdError, match="no numbers"):
+            draw(logits, uniform, chosen)
 
 
 def test_threads_that_stand_behind_a_thread_go_when_it_says_so() -> None:

@@ -254,6 +254,22 @@ def test_a_text_that_fails_takes_no_other_with_it(engine: Engine) -> None:
     at_rest(engine)
 
 
+@pytest.mark.parametrize(
+    "way", [{}, {"top_p": 0.9}, {"repetition_penalty": 1.2}, {"temperature": 0}]
+)
+def test_a_text_that_meets_a_broken_weight_fails_alone(engine: Engine, way: dict) -> None:
+    with torch.no_grad():
+        engine.model.embedding.weight[5] = torch.nan
+    hearers, known = [Hearer(), Hearer()], torch.arange(12) < 2
+    canvases = [from_blanks(torch.tensor([[1, last, *[0] * 10]]), known[None]) for last in (2, 5)]
+    for canvas, hearer, sampling in zip(canvases, hearers, (PLAIN, Sampling(**way)), strict=True):
+        engine.submit([Job(canvas, sampling, seeded(0), hearer, eos=None)])
+    good, bad = hearers
+    assert bad.over.wait(20) and isinstance(bad.end, Failed) and "no numbers" in bad.end.message
+    assert good.over.wait(20) and isinstance(good.end, Ended)
+    at_rest(engine)
+
+
 def test_time_and_shutdown_end_a_text_with_what_it_has() -> None:
     engine = Engine(packed(), places=2).start()
     late, kept, cut = Hearer(), Hearer(), Hearer()

@@ -213,7 +213,7 @@ class Engine:
             future.set_exception(error)
 
     def _pass(self) -> None:
-        """One pass of all places, and one draw for each."""
+        """One pass of all places, and what it draws for each."""
         start = time.perf_counter()
         for ticket in list(self.active):
             self._begin(ticket)
@@ -223,13 +223,15 @@ class Engine:
         tracks = [ticket.track for ticket in tickets if ticket.track]
         try:
             landed = step_together(self.model, tracks)
-            self.metrics.model_seconds += time.perf_counter() - start
         except Exception as error:  # whatever it is, the server goes on
             for ticket in tickets:
                 self._leave(ticket, Failed(repr(error)))
             return
         for ticket, track, new in zip(tickets, tracks, landed, strict=True):
-            self._tell(ticket, track, new)
+            if isinstance(new, Exception):
+                self._leave(ticket, Failed(repr(new)))
+            else:
+                self._tell(ticket, track, new)
         self.metrics.passes += 1
         self.metrics.rows += len(tickets)
         self.metrics.busy_seconds += time.perf_counter() - start

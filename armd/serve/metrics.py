@@ -46,7 +46,6 @@ class Metrics:
     failed: int = 0
     abandoned: int = 0
     refused: int = 0
-    model_seconds: float = 0.0
     busy_seconds: float = 0.0
     wait: Histogram = field(default_factory=Histogram)
     whole: Histogram = field(default_factory=Histogram)
@@ -76,7 +75,6 @@ class Metrics:
             "texts_failed": ("Texts that failed.", self.failed),
             "texts_abandoned": ("Texts whose client went away.", self.abandoned),
             "refused": ("Requests refused because the queue was full.", self.refused),
-            "model_seconds": ("Seconds in passes of the model.", round(self.model_seconds, 6)),
             "busy_seconds": ("Seconds in passes and draws.", round(self.busy_seconds, 6)),
         }
         gauges = {

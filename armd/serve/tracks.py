@@ -2,18 +2,20 @@
 less than a few tensors for each text would; what the pass takes is put together for all of them."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import cast
 
 import torch
 
 from ..cache import Cache, Placing
 from ..canvas import Canvas
+from ..errors import ArmdError
 from ..fast import FastLM
 from ..filling import check, uniforms
 from ..modeling_armd import ArmdLM
 from ..passes import FEW, Part, advance_together
-from ..sampling import Ask, Sampling, draw_together
+from ..sampling import NO_NUMBERS, Sampling, draw
 from ..shapes import Float, Int, Tensor
 from ..strokes import Limits, Line, stroke
 from .events import Landed, Rival
@@ -134,46 +136,54 @@ class Track:
         return first is not None and all(self.written[:first])
 
 
-def step_together(model: ArmdLM, tracks: list[Track]) -> list[tuple[Landed, ...]]:
-    """One pass and one draw for all, but for long prompts, which pass on their own. Returns what is
-    new, track by track."""
+Landing = tuple[Landed, ...] | Exception
+"""What is new of a text; or why there is nothing, which is no fault of the others."""
+Written = tuple[list[int], list[float], Float[Tensor, "k v"]]
+"""Tokens of a track, their log-probabilities, and the logits that they were drawn from."""
+
+
+def step_together(model: ArmdLM, tracks: list[Track]) -> list[Landing]:
+    """One pass for all, but for long prompts, which pass on their own, and a draw for each. Returns
+    what is new, track by track."""
     short = [track for track in tracks if track.rows <= FEW]
     able = isinstance(model, FastLM) and model.whole
     if not able or not all(track.sampling.choice for track in short):
         short = []
     rest = [track for track in tracks if track not in short]
-    landed: dict[Track, tuple[Landed, ...]] = {}
-    for group, write in ((short, _stroke), (rest, _pass)):
-        if group:
-            landed |= _landed(group, *write(model, group))
+    landed: dict[Track, Landing] = {}
+    if short:
+        for track, written in zip(short, _stroke(cast(FastLM, model), short), strict=True):
+            landed[track] = _landing(track, lambda _, own=written: own)
+    if rest:
+        for track, logits in zip(rest, _pass(model, rest), strict=True):
+            landed[track] = _landing(track, lambda track, own=logits: (*_draw(track, own), own))
     return [landed[track] for track in tracks]
 
 
-Written = tuple[list[int], list[float], Float[Tensor, "n v"]]
-"""Tokens, their log-probabilities, and the logits that they were drawn from."""
+def _landing(track: Track, write: Callable[[Track], Written]) -> Landing:
+    try:
+        tokens, logps, logits = write(track)
+        if min(tokens) < 0:
+            raise ArmdError(NO_NUMBERS)
+        rivals = _rivals(logits, track.rivals) if track.rivals else []
+        return track.take(tokens, logps, rivals)
+    except Exception as error:
+        return error
 
 
-def _landed(
-    tracks: list[Track], tokens: list[int], logps: list[float], logits: Float[Tensor, "n v"]
-) -> dict[Track, tuple[Landed, ...]]:
-    found, at = {}, 0
-    for track in tracks:
-        part = slice(at, at + len(track.wanted))
-        rivals = _rivals(logits[part], track.rivals) if track.rivals else []
-        found[track] = track.take(tokens[part], logps[part], rivals)
-        at = part.stop
-    return found
+def _stroke(model: FastLM, tracks: list[Track]) -> list[Written]:
+    tokens, logps, logits = stroke(model, [track.line() for track in tracks])
+    ends = list(accumulate(len(track.wanted) for track in tracks))
+    parts = [slice(end - len(track.wanted), end) for track, end in zip(tracks, ends, strict=True)]
+    return [(tokens[part], logps[part], logits[part]) for part in parts]
 
 
-def _stroke(model: ArmdLM, tracks: list[Track]) -> Written:
-    return stroke(cast(FastLM, model), [track.line() for track in tracks])
-
-
-def _pass(model: ArmdLM, tracks: list[Track]) -> Written:
+def _pass(model: ArmdLM, tracks: list[Track]) -> list[Float[Tensor, "k v"]]:
+    """The logits of what each track wants."""
     rows = advance_together(model, _parts(model, [track.line() for track in tracks]))
-    wanted = [own[0, -len(track.wanted) :] for own, track in zip(rows, tracks, strict=True)]
-    logits = model.logits(torch.cat(wanted))
-    return *_draw(tracks, logits), logits
+    sizes = [len(track.wanted) for track in tracks]
+    wanted = [own[0, -size:] for own, size in zip(rows, sizes, strict=True)]
+    return list(model.logits(torch.cat(wanted)).split(sizes))
 
 
 def _parts(model: ArmdLM, lines: list[Line]) -> list[Part]:
@@ -205,13 +215,10 @@ def _placing(limits: Limits, device: torch.device) -> Placing:
     )
 
 
-def _draw(tracks: list[Track], logits: Float[Tensor, "n v"]) -> tuple[list[int], list[float]]:
-    """Tokens and their log-probabilities, track after track."""
-    uniform = torch.tensor([[u for track in tracks for u in track.chances]], dtype=torch.float64)
-    given = [token for track in tracks for token in track.given]
-    forced = torch.tensor([given]) if max(given) >= 0 else None
-    asks = [Ask(len(track.wanted), track.sampling, track.seen) for track in tracks]
-    token, logp = draw_together(logits[None], uniform, forced, asks)
+def _draw(track: Track, logits: Float[Tensor, "k v"]) -> tuple[list[int], list[float]]:
+    uniform = torch.tensor([track.chances], dtype=torch.float64)
+    forced = torch.tensor([track.given]) if max(track.given) >= 0 else None
+    token, logp = draw(logits[None], uniform, track.sampling, track.seen, forced)
     return token[0].tolist(), logp[0].tolist()
 
 
