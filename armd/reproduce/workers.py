@@ -48,9 +48,15 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
         print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
     working: list[Worker] = []
     failed: dict[str, str] = {}
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends as Ctrl-C does
+    asked: list[int] = []  # to stop; heard between two steps, so that no run is started unseen
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: asked.append(number))
     try:
         while waiting or working:
+            if asked:
+                raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(143)
             for run in ready(study, runs, waiting)[: jobs - len(working)]:
                 waiting.remove(run)
                 working.append(start(study, run, jobs=jobs, launch=launch))
@@ -63,7 +69,8 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
         stop(working)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
     return failed
 
 
