@@ -8,16 +8,15 @@ padding, and only products row by row are shared: a text gets what it would get 
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
 from .cache import Cache, Entry, Mark, Placing
-from .fast import FastLayer, FastLM, through
-from .layers import Layer
+from .crossing import FEW, Crossing
+from .fast import FastLM
 from .modeling_armd import ArmdLM
-from .native import PartRows, Text, addresses, library
+from .native import PartRows, addresses, library
 from .prefix import append_to_state, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
 
@@ -40,24 +39,6 @@ class Part:
         return self.context_position.shape[1] + self.query_position.shape[1]
 
 
-def advance(
-    model: ArmdLM,
-    cache: Cache,
-    context: Float[Tensor, "b m d"],
-    context_position: Int[Tensor, "b m"],
-    query_position: Int[Tensor, "b k"],
-    placing: Placing | None = None,
-) -> Float[Tensor, "b k d"]:
-    """One fused pass of one cache. Returns the final query rows."""
-    part = Part(cache, context, context_position, query_position, placing)
-    return advance_together(model, [part])[0]
-
-
-FEW = 128
-"""A part with more rows a text than this, the prefill of a long prompt, passes on its own: layer.c
-is for few, and what the others get must not depend on who comes along."""
-
-
 @torch.no_grad()
 def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     """One pass of several caches. Returns the final query rows of each."""
@@ -73,9 +54,9 @@ def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     else:
         flow, above = _started(model, parts), model.config.n_two_stream
         # nothing above the two streams reads the context rows
-        rows = _through(model, range(above), flow.rows, flow.low_turn, flow.low, last=True)
+        rows = flow.low.through(model, range(above), flow.rows, flow.low_turn, last=True)
     layers = range(above, len(model.layers))
-    rows = _through(model, layers, rows, flow.high_turn, flow.high)
+    rows = flow.high.through(model, layers, rows, flow.high_turn)
     final = zip(model.norm(rows)[0].split(flow.high.sizes), parts, strict=True)
     return [rows.view(len(part.context), -1, rows.shape[1]) for rows, part in final]
 
@@ -129,9 +110,9 @@ class Flow:
     go through the two-stream layers and those above."""
 
     rows: Float[Tensor, "1 n d"]
-    low: "Crossing"
+    low: Crossing
     low_turn: Float[Tensor, "1 n half 2"]
-    high: "Crossing"
+    high: Crossing
     high_turn: Float[Tensor, "1 k half 2"]
 
 
@@ -221,97 +202,3 @@ def _shift(model: ArmdLM, part: Part) -> tuple[Entry, Tensor, Tensor]:
     rows = model.one_stream(part.context, cache.code, wanted)
     turn = model.one_stream_turn(cache.turn[part.context_position], cache.turn[wanted])
     return entry, rows.flatten(0, 1), turn.flatten(0, 1)
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """How the rows of all parts go through the layers of one kind, laid end to end, text by text.
-    Of each text the first rows leave keys and values in its cache."""
-
-    entries: list[Entry]
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """How many rows each part has."""
-        return [entry.batch * entry.rows for entry in self.entries]
-
-    @cached_property
-    def owns(self) -> list[int]:
-        """How many of them leave keys."""
-        return [entry.batch * entry.own for entry in self.entries]
-
-    @cached_property
-    def braid(self) -> Int[Tensor, "n"]:
-        """Where the rows stand among all that leave keys, followed by all that do not."""
-        found: list[int] = []
-        own, other = 0, sum(self.owns)
-        for entry in self.entries:
-            more = entry.rows - entry.own
-            for _ in range(entry.batch):
-                found += [*range(own, own + entry.own), *range(other, other + more)]
-                own, other = own + entry.own, other + more
-        return torch.tensor(found)
-
-    @cached_property
-    def kinds(self) -> tuple[Int[Tensor, "m"], Int[Tensor, "k"]]:
-        """Which of all rows leave keys, and which do not."""
-        device, left = self.entries[0].cache.turn.device, self.braid < sum(self.owns)
-        own, others = (which.nonzero()[:, 0] for which in (left, ~left))
-        return own.to(device, non_blocking=True), others.to(device, non_blocking=True)
-
-    def enter(self, index: int, made: tuple[Tensor, Tensor]) -> None:
-        parts = zip(*(rows[0].split(self.owns) for rows in made), strict=True)
-        for entry, part in zip(self.entries, parts, strict=True):
-            entry.enter(index, part)
-
-    def attend(
-        self, index: int, query: Float[Tensor, "1 n h e"], sizes: list[int]
-    ) -> Float[Tensor, "1 n h e"]:
-        parts = zip(self.entries, query[0].split(sizes), strict=True)
-        seen = [entry.attend(index, part) for entry, part in parts]
-        return (seen[0] if len(seen) == 1 else torch.cat(seen))[None]
-
-    def texts(self, first: int) -> list[Text]:
-        """The same from layer `first` on, as layer.c is told it."""
-        return [text for entry in self.entries for text in entry.texts(first)]
-
-
-def _through(
-    model: ArmdLM,
-    indices: range,
-    rows: Float[Tensor, "1 n d"],
-    turn: Float[Tensor, "1 n half 2"],
-    crossing: Crossing,
-    *,
-    last: bool = False,
-) -> Float[Tensor, "1 k d"]:
-    """Some layers: in each, some rows leave keys and values, then all see the whole cache of their
-    text, what just entered included. With `last`, those that left keys end at the last layer."""
-    layers = [cast(Layer, model.layers[index]) for index in indices]
-    fast = [layer for layer in layers if isinstance(layer, FastLayer) and layer.fits]
-    few = max(entry.rows for entry in crossing.entries) <= FEW
-    if layers and len(fast) == len(layers) and few:
-        return through(fast, rows, turn, crossing.texts(indices[0]), last=last)
-    for index, layer in zip(indices, layers, strict=True):
-        ends = last and index == indices[-1]
-        rows = _through_one(layer, index, rows, turn, crossing, last=ends)
-    return rows
-
-
-def _through_one(
-    layer: Layer,
-    index: int,
-    rows: Float[Tensor, "1 n d"],
-    turn: Float[Tensor, "1 n half 2"],
-    crossing: Crossing,
-    *,
-    last: bool,
-) -> Float[Tensor, "1 k d"]:
-    sizes, normed = crossing.sizes, layer.attention_norm(rows)
-    leave = slice(None) if sizes == crossing.owns else crossing.kinds[0]
-    crossing.enter(index, layer.keys_values(normed[:, leave], turn[:, leave]))
-    if last:
-        rows, normed, turn = (t[:, crossing.kinds[1]] for t in (rows, normed, turn))
-        sizes = [size - left for size, left in zip(sizes, crossing.owns, strict=True)]
-    seen = crossing.attend(index, layer.queries(normed, turn), sizes)
-    return layer.finish(rows, seen)

@@ -116,7 +116,8 @@ def test_a_copied_cache_is_written_apart_from_the_original() -> None:
 
     def go_on(cache: Cache) -> None:
         at = torch.full((1, 1), cache.mark.context)
-        passes.advance(packed, cache, packed.embedding(at), at, at + 1)
+        part = passes.Part(cache, packed.embedding(at), at, at + 1)
+        passes.advance_together(packed, [part])
 
     with torch.no_grad():
         cache = make_cache(packed, batch=1, length=8)

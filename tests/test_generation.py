@@ -8,7 +8,7 @@ from small import case_of
 
 import armd
 from armd.cache import make_cache
-from armd.passes import advance
+from armd.passes import Part, advance_together
 from armd.seeds import seeded
 from armd.template import parts
 
@@ -138,7 +138,7 @@ def test_going_back_and_on_equals_never_having_gone_further() -> None:
         for k in range(start, stop):
             x = writer.embedding(text[:, k : k + 1]) if k >= 0 else writer.context_rows(text[:, :0])
             at = torch.full((2, 1), k + 1)
-            rows.append(advance(writer, cache, x, at, at + 1))
+            rows += advance_together(writer, [Part(cache, x, at, at + 1)])
         return torch.cat(rows, 1)
 
     with torch.no_grad():

@@ -16,6 +16,7 @@ import armd
 from armd import fast, native, passes, sampling
 from armd.cache import Cache, Entry, make_cache
 from armd.canvas import from_blanks
+from armd.crossing import Crossing
 from armd.filling import Filling
 from armd.sampling import Sampling, draw
 
@@ -87,7 +88,7 @@ def test_a_layer_in_c_is_the_layer(d_head: int, shapes: list, seed: int) -> None
         for side in (model, packed):
             own = [replace(e, cache=copy.deepcopy(e.cache)) for e in entries]
             with torch.no_grad():
-                up = passes._through(side, range(1), rows, turn, passes.Crossing(own), last=last)
+                up = Crossing(own).through(side, range(1), rows, turn, last=last)
             both.append((up, [e.cache.keys[0] for e in own], [e.cache.values[0] for e in own]))
         (expected, *expected_stores), (up, *stores) = both
         limit = 2e-5 * float(expected.abs().max())
@@ -168,11 +169,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others(weights: str) -> None:
         for i in range(batch)
     ]
     with torch.no_grad():
-        together = passes._through(packed, range(1), rows, turn, passes.Crossing([entry]))
+        together = Crossing([entry]).through(packed, range(1), rows, turn)
         for i, own in enumerate(single):
             length, one = int(limit[i]), slice(i, i + 1)
-            crossing = passes.Crossing([Entry(own, 1, 1, length - 1, length)])
-            alone = passes._through(packed, range(1), rows[:, one], turn[:, one], crossing)
+            crossing = Crossing([Entry(own, 1, 1, length - 1, length)])
+            alone = crossing.through(packed, range(1), rows[:, one], turn[:, one])
             assert torch.equal(alone[0, 0], together[0, i])
 
 

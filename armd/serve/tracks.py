@@ -2,7 +2,7 @@
 less than a few tensors for each text would; what the pass takes is put together for all of them."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -10,11 +10,12 @@ import torch
 
 from ..cache import Cache, Placing
 from ..canvas import Canvas
+from ..crossing import FEW
 from ..errors import ArmdError
 from ..fast import FastLM
 from ..filling import check, uniforms
 from ..modeling_armd import ArmdLM
-from ..passes import FEW, Part, advance_together
+from ..passes import Part, advance_together
 from ..sampling import NO_NUMBERS, Sampling, draw
 from ..shapes import Float, Int, Tensor
 from ..strokes import Limits, Line, stroke
@@ -153,22 +154,20 @@ def step_together(model: ArmdLM, tracks: list[Track]) -> list[Landing]:
     landed: dict[Track, Landing] = {}
     if short:
         for track, written in zip(short, _stroke(cast(FastLM, model), short), strict=True):
-            landed[track] = _landing(track, lambda _, own=written: own)
+            landed[track] = _landing(track, *written)
     if rest:
         for track, logits in zip(rest, _pass(model, rest), strict=True):
-            landed[track] = _landing(track, lambda track, own=logits: (*_draw(track, own), own))
+            landed[track] = _drawn(track, logits)
     return [landed[track] for track in tracks]
 
 
-def _landing(track: Track, write: Callable[[Track], Written]) -> Landing:
-    try:
-        tokens, logps, logits = write(track)
-        if min(tokens) < 0:
-            raise ArmdError(NO_NUMBERS)
-        rivals = _rivals(logits, track.rivals) if track.rivals else []
-        return track.take(tokens, logps, rivals)
-    except Exception as error:
-        return error
+def _landing(
+    track: Track, tokens: list[int], logps: list[float], logits: Float[Tensor, "k v"]
+) -> Landing:
+    if min(tokens) < 0:
+        return ArmdError(NO_NUMBERS)
+    rivals = _rivals(logits, track.rivals) if track.rivals else []
+    return track.take(tokens, logps, rivals)
 
 
 def _stroke(model: FastLM, tracks: list[Track]) -> list[Written]:
@@ -215,11 +214,14 @@ def _placing(limits: Limits, device: torch.device) -> Placing:
     )
 
 
-def _draw(track: Track, logits: Float[Tensor, "k v"]) -> tuple[list[int], list[float]]:
+def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> Landing:
     uniform = torch.tensor([track.chances], dtype=torch.float64)
     forced = torch.tensor([track.given]) if max(track.given) >= 0 else None
-    token, logp = draw(logits[None], uniform, track.sampling, track.seen, forced)
-    return token[0].tolist(), logp[0].tolist()
+    try:
+        token, logp = draw(logits[None], uniform, track.sampling, track.seen, forced)
+    except Exception as error:
+        return error
+    return _landing(track, token[0].tolist(), logp[0].tolist(), logits)
 
 
 def _rivals(logits: Float[Tensor, "k v"], count: int) -> list[tuple[Rival, ...]]:
