@@ -30,7 +30,7 @@ class Canvas:
     def ends_by_row(self) -> list[list[int]]:
         """How many tokens of each row are there after the prefill and after each of its steps."""
         given = self.known.gather(1, self.order.position).tolist()
-        return [*map(_ends, self.order.block.tolist(), given)]
+        return [*map(steps_of, self.order.block.tolist(), given)]
 
     @property
     def steps(self) -> int:
@@ -115,8 +115,9 @@ class Canvas:
         )
 
 
-def _ends(block: list[int], given: list[bool]) -> list[int]:
-    """Of one row, whose tokens stand in generation order."""
+def steps_of(block: list[int], given: list[bool]) -> list[int]:
+    """How many tokens of one row are there after the prefill and after each step; blocks and what
+    is given stand in generation order."""
     n = len(block)
     borders = [k for k in range(1, n) if block[k] != block[k - 1]] + [n]
     leading = given.index(False) if False in given else n

@@ -1,38 +1,11 @@
 /* A whole decoding pass, from the rows of what was just drawn to the rows that predict what comes
  * next: prefix sums, the two-stream layers, those above, the last norm. Nothing in it needs Python,
  * so that other threads have it meanwhile. */
-#include "draw.h"
-#include "layer.h"
+#include "decode.h"
 #include <stdlib.h>
 #include <string.h>
 
-void skinny_product(const matrix *w, const float *x, float *y, long rows);
-
 enum { COLUMNS = 64 }; /* of a prefix state, for one thread at a time */
-
-typedef struct {
-    const layer *layers;
-    long two_stream, depth;
-    const float *query_norm, *norm;
-    float epsilon;
-    long codes; /* width of a position code */
-    int mean;   /* query rows start from a mean, not from a sum */
-    const float *embedding, *bos;
-    matrix head;
-} network;
-
-/* A text's part in the pass: `own` context rows, then `asked` query rows. */
-typedef struct {
-    float *const *keys, *const *values;
-    const float *state; /* (codes, d): sums over the rows before, and with these */
-    float *grown;
-    const long *strict;                /* (asked): how many rows each sums up, or NULL: all */
-    const long *low_slot, *low_limit;  /* as in `text`, of the two-stream layers */
-    const long *high_slot, *high_limit; /* and of those above */
-    long own, asked, low_start, low_count, high_start, high_count;
-    long spare; /* a row with this slot is no row */
-    long drawn; /* for how many of the query rows, the last ones, write_pass draws a token */
-} part;
 
 /* state += code_j x_j for rows from..to, then what the query rows first..last sum up, for the columns
  * at..at + wide. */
@@ -155,33 +128,5 @@ int decode_pass(const network *net, const part *parts, long count, const float *
     for (long i = 0; i < asked; i++) rms_norm(last + i * d, net->norm, net->epsilon, d, out + i * d);
     free(first);
     free(l.context);
-    return failed;
-}
-
-/* The same from the tokens that enter, -1 for BOS, to those that come next, as draw_rows draws them; the
- * logits that they are drawn from stay in `logits`. */
-int write_pass(const network *net, const part *parts, long count, const float *code,
-               const float *turn, const long *tokens, const long *context_at, const long *query_at,
-               const double *uniform, const long *given, const choice *choices, float *logits,
-               long *token, double *logp) {
-    const long d = net->layers->query.depth;
-    long own = 0, asked = 0, row = 0, wanted = 0;
-    for (long i = 0; i < count; i++) own += parts[i].own, asked += parts[i].asked;
-    float *context = malloc(sizeof(float) * (own + asked) * d), *rows = context + own * d;
-    if (!context) return -1;
-    for (long i = 0; i < own; i++)
-        memcpy(context + i * d, tokens[i] < 0 ? net->bos : net->embedding + tokens[i] * d,
-               sizeof(float) * d);
-    int failed = decode_pass(net, parts, count, code, turn, context, context_at, query_at, rows);
-    if (!failed) {
-        for (long i = 0; i < count; i++) { /* what is wanted moves to the front */
-            const long size = parts[i].drawn, from = row + parts[i].asked - size;
-            memmove(rows + wanted * d, rows + from * d, sizeof(float) * size * d);
-            row += parts[i].asked, wanted += size;
-        }
-        skinny_product(&net->head, rows, logits, wanted);
-        failed = draw_rows(logits, uniform, given, choices, wanted, net->head.outputs, token, logp);
-    }
-    free(context);
     return failed;
 }

@@ -10,6 +10,12 @@ enum { BLOCK = 1024 };
 typedef double quad __attribute__((vector_size(32), aligned(8)));
 typedef long longs __attribute__((vector_size(32), aligned(8)));
 
+/* 1 / k!, from k = 13 down. */
+static const double series[] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800.,
+                                1 / 362880.,     1 / 40320.,     1 / 5040.,     1 / 720.,
+                                1 / 120.,        1 / 24.,        1 / 6.,        1 / 2.,
+                                1,               1};
+
 /* e^x for x <= 0, within a rounding or two; 0 below -708. */
 static inline quad exponential(quad x) {
     const longs tiny = x < -708.0 + (quad){0};
@@ -17,8 +23,8 @@ static inline quad exponential(quad x) {
     const quad shifted = x * 1.4426950408889634 + 6755399441055744.0; /* low bits: x / ln 2 */
     const quad n = shifted - 6755399441055744.0;
     const quad r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
-    quad p = 1 + (quad){0};
-    for (int k = 13; k > 0; k--) p = 1 + p * r * (1.0 / k);
+    quad p = {0};
+    for (int k = 0; k < 14; k++) p = p * r + series[k];
     return (quad)(((longs)p + ((longs)shifted << 52)) & ~tiny);
 }
 

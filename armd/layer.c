@@ -103,6 +103,8 @@ static void share_attention(const plan *all, const float *query, float *scores, 
         float *to = parts + cell * part, *space = scores + cell * CHUNK;
         if (width == 64) /* known to the compiler, it stays in registers */
             attend(q, keys, values, rows, heads, 64, c * CHUNK, t->count, limit, space, to);
+        else if (width == 32)
+            attend(q, keys, values, rows, heads, 32, c * CHUNK, t->count, limit, space, to);
         else
             attend(q, keys, values, rows, heads, width, c * CHUNK, t->count, limit, space, to);
     }

@@ -1,4 +1,5 @@
 /* What layer.c takes: the weights of a layer, and the rows of a text. */
+#pragma once
 #include "skinny.h"
 
 typedef struct {

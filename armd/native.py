@@ -17,8 +17,8 @@ from torch import Tensor
 
 HARD = 2
 """OpenMP's word for: keep nothing."""
-HEADERS = ("skinny.h", "attention.h", "layer.h", "draw.h")
-SOURCES = ("skinny.c", "layer.c", "decode.c", "draw.c")
+HEADERS = ("skinny.h", "attention.h", "layer.h", "decode.h", "draw.h")
+SOURCES = ("skinny.c", "layer.c", "decode.c", "draw.c", "stroke.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -60,7 +60,7 @@ class TextRows(ctypes.Structure):
 
 
 class NetworkWeights(ctypes.Structure):
-    """`network` of decode.c."""
+    """`network` of decode.h."""
 
     _fields_ = (
         ("layers", POINTER(LayerWeights)),
@@ -78,13 +78,13 @@ class NetworkWeights(ctypes.Structure):
 
 
 class PartRows(ctypes.Structure):
-    """`part` of decode.c."""
+    """`part` of decode.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values", "state", "grown", "strict")),
         *((name, c_void_p) for name in ("low_slot", "low_limit", "high_slot", "high_limit")),
         *((name, c_long) for name in ("own", "asked", "low_start", "low_count")),
-        *((name, c_long) for name in ("high_start", "high_count", "spare", "drawn")),
+        *((name, c_long) for name in ("high_start", "high_count", "spare")),
     )
 
 
@@ -96,6 +96,18 @@ class Choice(ctypes.Structure):
         ("top_p", c_double),
         ("min_p", c_double),
         ("top_k", c_long),
+    )
+
+
+class LineRows(ctypes.Structure):
+    """`line` of stroke.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "state", "position", "ends", "uniform")),
+        *((name, c_void_p) for name in ("known", "tokens", "logp")),
+        *((name, c_void_p) for name in ("strict", "low_limit", "high_limit")),
+        ("how", Choice),
+        *((name, c_long) for name in ("spare", "step", "broken")),
     )
 
 
@@ -148,10 +160,10 @@ def library() -> Any:
     library.decode_pass.argtypes = [POINTER(NetworkWeights), POINTER(PartRows), c_long, *tables]
     library.decode_pass.restype = c_int
     choices = [address, address, POINTER(Choice)]
-    library.write_pass.argtypes = [*library.decode_pass.argtypes[:-1], *choices, *[address] * 3]
-    library.write_pass.restype = c_int
     library.draw_rows.argtypes = [address, *choices, c_long, c_long, address, address]
     library.draw_rows.restype = c_int
+    library.stroke.argtypes = [POINTER(NetworkWeights), address, c_long, *[address] * 3]
+    library.stroke.restype = c_int
     return library
 
 

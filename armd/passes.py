@@ -99,7 +99,7 @@ def _enter(part: Part) -> Entered:
         limit = torch.cat([placing.context_limit, placing.strict_limit], 1)
         low, high = (placing.context_slot, limit), (placing.query_slot, placing.query_limit)
         tables[2:] = [table.contiguous() for table in (placing.strict_limit, *low, *high)]
-    counts = (m, k, old.context, cache.mark.context, old.query, cache.mark.query, cache.spare, k)
+    counts = (m, k, old.context, cache.mark.context, old.query, cache.mark.query, cache.spare)
     each = zip(cache.places, *(addresses(table, batch) for table in tables), strict=True)
     return Entered([(k.address, v.address, *at, *counts) for (k, v), *at in each], tables)
 

@@ -12,3 +12,4 @@ typedef struct {
 } matrix;
 
 void share_product(const matrix *w, const float *x, float *y, long rows, int add);
+void skinny_product(const matrix *w, const float *x, float *y, long rows);

@@ -1,14 +1,13 @@
-"""A stroke: one pass and its draws for many texts, from plain numbers to plain numbers, in one call
-of C. Where a model is small, making tensors would take longer than the pass."""
+"""A stroke: one pass and its draws for many texts, each a step further, in one call of C. Where a
+model is small, making tensors for each step would take longer than the pass."""
 
 from collections.abc import Sequence
-from ctypes import Array, addressof, byref, c_double, c_long
-from dataclasses import dataclass
+from ctypes import addressof, byref, c_bool, c_double, c_long, c_void_p
 from typing import NamedTuple
 
-from .cache import Cache, Mark
+from .cache import Cache
 from .fast import FastLM
-from .native import Choice, PartRows, library
+from .native import Choice, LineRows, library
 from .shapes import Float, Tensor
 
 
@@ -21,77 +20,66 @@ class Limits(NamedTuple):
     query: list[int]
 
 
-@dataclass(frozen=True)
 class Line:
-    """A text's part in a stroke: what enters, and what is drawn next. Places count BOS as 0, so
-    tokens stand at 1..n."""
+    """One text of n tokens where C finds it: all that it will go through, and what was drawn."""
 
-    cache: Cache
-    """Of one row. Its state grows in place, so that it can't be rewound to a mark before this."""
-    tokens: list[int]
-    """Those drawn last; at first BOS, which is -1, and all that are given."""
-    places: list[int]
-    asked: list[int]
-    """The places of the query rows; tokens are drawn for the last of them."""
-    uniform: list[float]
-    """One number in [0, 1) for each token to be drawn."""
-    choice: tuple[float, float, float, int]
-    """How they are chosen: the fields of native.Choice."""
-    given: list[int]
-    """For each a token that must be taken, or -1."""
-    limits: Limits | None = None
-    """At first; later all rows see all that is there."""
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        position: list[int],
+        ends: list[int],
+        tokens: list[int],
+        known: list[bool],
+        uniform: list[float],
+        choice: tuple[float, float, float, int],
+        limits: Limits,
+    ) -> None:
+        n = len(tokens)
+        self.cache = cache
+        self.position, self.tokens = ((c_long * n)(*numbers) for numbers in (position, tokens))
+        """Where its tokens stand, in the order of writing; and they, in their natural one."""
+        self.ends = (c_long * len(ends))(*ends)
+        """How many of them are there after the prefill and after each step."""
+        self.uniform, self.logp = (c_double * n)(*uniform), (c_double * n)()
+        self.known = (c_bool * n)(*known)
+        tables = (limits.strict, limits.context + limits.strict, limits.query)
+        self.limits = [(c_long * len(table))(*table) for table in tables]
+        ((keys, values),) = cache.places
+        own = (self.position, self.ends, self.uniform, self.known, self.tokens, self.logp)
+        self.told = LineRows(
+            *(keys.address, values.address, cache.mark.state.data_ptr()),
+            *map(addressof, (*own, *self.limits)),
+            *(Choice(*choice), cache.spare),
+        )
+        self.address = addressof(self.told)
 
+    @property
+    def step(self) -> int:
+        """The next one."""
+        return self.told.step
 
-def stroke(
-    model: FastLM, lines: Sequence[Line]
-) -> tuple[list[int], list[float], Float[Tensor, "n v"]]:
-    """The tokens drawn, line after line, their log-probabilities, and the logits."""
-    entered = [_enter(line) for line in lines]
-    parts = (PartRows * len(lines))(*(told for told, _ in entered))
-    tables = max((line.cache for line in lines), key=lambda cache: len(cache.code))
-    tokens, places, asked, given = (
-        _longs([number for line in lines for number in getattr(line, name)])
-        for name in ("tokens", "places", "asked", "given")
-    )
-    uniform = _doubles([number for line in lines for number in line.uniform])
-    choices = [choice for line in lines for choice in [line.choice] * len(line.uniform)]
-    count = len(uniform)
-    logits = model.bos.new_empty(count, model.config.vocab_size)
-    token, logp = (c_long * count)(), (c_double * count)()
-    failed = library().write_pass(
-        *(byref(model.address()), parts, len(lines)),
-        *(tables.code.data_ptr(), tables.turn.data_ptr(), tokens, places, asked),
-        *(uniform, given, (Choice * count)(*choices), logits.data_ptr(), token, logp),
-    )
-    if failed:
-        raise MemoryError("no memory for a decoding pass")
-    return list(token), list(logp), logits
-
-
-def _enter(line: Line) -> tuple[tuple[int | None, ...], "list[Array[c_long]]"]:
-    """What C is told of a line, and what holds the tables whose addresses it is; the mark is set
-    behind the line."""
-    cache, mark, limits = line.cache, line.cache.mark, line.limits
-    own, asked = len(line.tokens), len(line.asked)
-    cache.mark = Mark(mark.context + own, mark.query + asked, mark.state)
-    ((keys, values),) = cache.places
-    state = mark.state.data_ptr()
-    strict = low = high = None
-    held = []
-    if limits is not None:
-        each = (limits.strict, limits.context + limits.strict, limits.query)
-        held = [_longs(table) for table in each]
-        strict, low, high = map(addressof, held)
-    starts = (mark.context, cache.mark.context, mark.query, cache.mark.query)
-    tables = (state, state, strict, None, low, None, high)
-    counts = (own, asked, *starts, cache.spare, len(line.uniform))
-    return (keys.address, values.address, *tables, *counts), held
+    @property
+    def wanted(self) -> int:
+        """How many tokens it draws."""
+        step = self.told.step
+        return self.ends[step + 1] - self.ends[step]
 
 
-def _longs(numbers: list[int]) -> "Array[c_long]":
-    return (c_long * len(numbers))(*numbers)
+class Pen:
+    """What writes lines: a model whose weights stay where they are, and the position codes and
+    turns of a cache."""
 
+    def __init__(self, model: FastLM, cache: Cache) -> None:
+        self.network, self.like = model.address(), model.bos
+        self.outputs, self.held = model.config.vocab_size, (cache.code, cache.turn)
+        self.tables = [table.data_ptr() for table in self.held]
+        self.stroke = library().stroke
 
-def _doubles(numbers: list[float]) -> "Array[c_double]":
-    return (c_double * len(numbers))(*numbers)
+    def write(self, lines: Sequence[Line]) -> Float[Tensor, "n v"]:
+        """Each line a step further. Returns the logits that were drawn from, line by line."""
+        logits = self.like.new_empty(sum(line.wanted for line in lines), self.outputs)
+        told = (c_void_p * len(lines))(*[line.address for line in lines])
+        if self.stroke(byref(self.network), told, len(lines), *self.tables, logits.data_ptr()):
+            raise MemoryError("no memory for a decoding pass")
+        return logits

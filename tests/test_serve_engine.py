@@ -14,6 +14,7 @@ from armd.canvas import from_blanks
 from armd.generation import fill
 from armd.sampling import Sampling
 from armd.seeds import seeded
+from armd.serve.course import Course
 from armd.serve.engine import Busy, Engine, Job, Stopping
 from armd.serve.events import Drawn, Ended, Failed
 
@@ -67,7 +68,7 @@ def task(index: int, vocabulary: int = 300):
 
 def job(index: int, hearer, **more) -> Job:
     canvas, sampling, eos = task(index)
-    return Job(canvas, sampling, seeded(0, index), hearer, eos=eos, **more)
+    return Job(Course.of(canvas), sampling, seeded(0, index), hearer, eos=eos, **more)
 
 
 def alone(model, index: int) -> dict[int, tuple[int, float]]:
@@ -134,7 +135,7 @@ def together(model, jobs: list[tuple]) -> list[Hearer]:
     engine, hearers = Engine(model, places=4).start(), [Hearer() for _ in jobs]
     engine.submit(
         [
-            Job(canvas, Sampling(), seeded(0, index), hearer, eos=eos)
+            Job(Course.of(canvas), Sampling(), seeded(0, index), hearer, eos=eos)
             for index, ((canvas, eos), hearer) in enumerate(zip(jobs, hearers, strict=True))
         ]
     )
@@ -212,7 +213,8 @@ def test_an_autoregressive_model_is_served_too() -> None:
     for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
         known = torch.arange(20) < len(prompt)
         tokens = torch.tensor([prompt + [0] * (20 - len(prompt))])
-        jobs.append(Job(from_blanks(tokens, known[None]), Sampling(), seeded(0, index), hearer))
+        course = Course.of(from_blanks(tokens, known[None]))
+        jobs.append(Job(course, Sampling(), seeded(0, index), hearer))
     engine.submit(jobs)
     for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
         assert hearer.over.wait(60)
@@ -248,7 +250,7 @@ def test_a_text_that_fails_takes_no_other_with_it(engine: Engine) -> None:
     good, bad = Hearer(), Hearer()
     canvas, sampling, _ = task(0)
     canvas.tokens[0, 0], canvas.known[0, 0] = 10**6, True  # outside the vocabulary
-    engine.submit([Job(canvas, sampling, seeded(0), bad), job(2, good)])
+    engine.submit([Job(Course.of(canvas), sampling, seeded(0), bad), job(2, good)])
     assert bad.over.wait(20) and isinstance(bad.end, Failed)
     assert good.over.wait(20) and good.landed == alone(engine.model, 2)
     at_rest(engine)
@@ -263,7 +265,7 @@ def test_a_text_that_meets_a_broken_weight_fails_alone(engine: Engine, way: dict
     hearers, known = [Hearer(), Hearer()], torch.arange(12) < 2
     canvases = [from_blanks(torch.tensor([[1, last, *[0] * 10]]), known[None]) for last in (2, 5)]
     for canvas, hearer, sampling in zip(canvases, hearers, (PLAIN, Sampling(**way)), strict=True):
-        engine.submit([Job(canvas, sampling, seeded(0), hearer, eos=None)])
+        engine.submit([Job(Course.of(canvas), sampling, seeded(0), hearer, eos=None)])
     good, bad = hearers
     assert bad.over.wait(20) and isinstance(bad.end, Failed) and "no numbers" in bad.end.message
     assert good.over.wait(20) and isinstance(good.end, Ended)

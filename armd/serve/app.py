@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 
 from . import completions, infilling, scoring
+from .desk import Desk
 from .errors import Refusal, install, responses
 from .guard import Guard
-from .schema import Health, Info, Json, ModelList
+from .schema import CompletionRequest, Health, InfillRequest, Info, Json, ModelList
 from .service import Service
 
 KINDS = {
@@ -65,7 +67,14 @@ def make_app(service: Service, *, host: str = "127.0.0.1") -> Any:
     def count(path: str, status: int) -> None:
         service.engine.metrics.answered(path if path in known else "other", status)
 
-    return Guard(app, host=host, max_body=service.limits.max_body, count=count)
+    desk = Desk(
+        app,
+        {
+            "/v1/completions": (CompletionRequest, partial(completions.answer, service)),
+            "/v1/infill": (InfillRequest, partial(infilling.answer, service)),
+        },
+    )
+    return Guard(desk, host=host, max_body=service.limits.max_body, count=count)
 
 
 def _add_reports(app: FastAPI, service: Service) -> None:

@@ -142,12 +142,14 @@ def name_of(path: str) -> str:
 
 def warm_up(service: Service) -> None:
     """Write a few tokens in every place, so that the first client does not wait for memory."""
+    import gc
     import threading
 
     import torch
 
     from ..canvas import from_prompts
     from ..sampling import Sampling
+    from .course import Course
     from .engine import Job
     from .events import Drawn, Failed
     from .metrics import Metrics
@@ -164,14 +166,16 @@ def warm_up(service: Service) -> None:
 
     length = min(4, service.model.config.max_length)
     deliver, engine.deliver = engine.deliver, lambda told: [hear(event) for hear, event in told]
-    canvas = from_prompts(None, length=length)
-    job = Job(canvas, Sampling(), torch.Generator().manual_seed(0), listen)
+    course = Course.of(from_prompts(None, length=length))
+    job = Job(course, Sampling(), torch.Generator().manual_seed(0), listen)
     engine.submit([job] * service.limits.places)
     if not over.wait(300):
         raise ArmdError("the model did not write its first tokens within 300 s; try a smaller one")
     if failures:
         raise ArmdError(f"the model cannot write: {failures[0]}")
     engine.deliver, engine.metrics = deliver, Metrics()
+    gc.collect()
+    gc.freeze()  # what was loaded stays: no need to look through it again and again
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..canvas import Canvas
+from .course import Course
 from .errors import Refusal, responses
 from .events import Drawn, Failed
 from .reading import Growing
@@ -35,13 +35,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request, worked out: its texts and their canvases."""
+    """A request, worked out: its texts and their courses."""
 
     asked: CompletionRequest
     seed: int
     eos: int | None
     texts: list[Text]
-    canvases: list[Canvas]
+    courses: list[Course]
     prompt_tokens: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -67,7 +67,7 @@ def plan_of(service: Service, asked: CompletionRequest) -> Plan:
     eos = None if suffix else reader.eos
     seed, blanks = any_seed(asked.seed), asked.max_tokens or 16
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
-    texts, canvases, tokens = [], [], 0
+    texts, courses, tokens = [], [], 0
     for prompt in prompts:
         ids = reader.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         whole = len(ids) + blanks + len(suffix)
@@ -80,12 +80,12 @@ def plan_of(service: Service, asked: CompletionRequest) -> Plan:
         tokens += len(ids)
         for _ in range(count):
             words = (seed, len(texts))
-            canvases.append(service.canvas([*ids, *[0] * blanks, *suffix], known, asked, words))
+            courses.append(service.course([*ids, *[0] * blanks, *suffix], known, asked, words))
             stops_here = tuple(filter(None, stops))
             growing = Growing(reader, len(ids), len(ids) + blanks, eos, stops_here)
             echo = shown if asked.echo else ""
             texts.append(Text(len(texts), growing, echo, len(shown)))
-    return Plan(asked, seed, eos, texts, canvases, tokens)
+    return Plan(asked, seed, eos, texts, courses, tokens)
 
 
 def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
@@ -99,7 +99,7 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
 
 def begin(service: Service, plan: Plan) -> Hearing:
     rivals = plan.asked.logprobs or 0
-    return service.write(plan.canvases, plan.asked, seed=plan.seed, eos=plan.eos, rivals=rivals)
+    return service.write(plan.courses, plan.asked, seed=plan.seed, eos=plan.eos, rivals=rivals)
 
 
 async def progress(plan: Plan, hearing: Hearing) -> AsyncIterator[Text]:
@@ -188,6 +188,14 @@ async def streamed(
     yield DONE
 
 
+async def answer(service: Service, asked: CompletionRequest, request: Request) -> Response:
+    plan = plan_of(service, asked)
+    if not asked.stream:
+        return JSONResponse(await unless_gone(request, whole(service, plan)))
+    hearing = begin(service, plan)  # here, so that a full queue is a 429, no broken stream
+    return EventStream(request, streamed(service, plan, hearing), hearing.leave)
+
+
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
@@ -200,10 +208,6 @@ def routes(service: Service) -> APIRouter:
     )
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         """Continue prompts, or fill the gap before a suffix."""
-        plan = plan_of(service, asked)
-        if not asked.stream:
-            return JSONResponse(await unless_gone(request, whole(service, plan)))
-        hearing = begin(service, plan)  # here, so that a full queue is a 429, no broken stream
-        return EventStream(request, streamed(service, plan, hearing), hearing.leave)
+        return await answer(service, asked, request)
 
     return router

@@ -19,10 +19,12 @@ from typing import Any, Literal
 import torch
 
 from ..cache import Cache
-from ..canvas import Canvas
+from ..fast import FastLM
 from ..modeling_armd import ArmdLM
 from ..native import release_threads
 from ..sampling import Sampling
+from ..strokes import Pen
+from .course import Course
 from .events import Drawn, Ended, Event, Failed, Landed
 from .metrics import Metrics
 from .places import Pool, threads_for
@@ -47,8 +49,7 @@ class Stopping(Exception):
 class Job:
     """One text to be written, and who is told."""
 
-    canvas: Canvas
-    """Of one row."""
+    course: Course
     sampling: Sampling
     generator: torch.Generator
     listener: Listener
@@ -86,6 +87,9 @@ class Engine:
     ) -> None:
         self.model, self.places, self.queue = model.eval(), places, queue
         self.pool = Pool.of(model, places)
+        self.pen = None
+        if isinstance(model, FastLM) and model.whole:
+            self.pen = Pen(model, self.pool.free[0])
         self.deliver = deliver or (lambda told: [listen(event) for listen, event in told])
         self.metrics = Metrics()
         self.waiting: deque[Ticket] = deque()
@@ -102,14 +106,21 @@ class Engine:
         self.thread.start()
         return self
 
-    def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
-        """All of them, or none: raises Busy where the queue has no room, Stopping at the end."""
+    def submit(
+        self, jobs: Sequence[Job], *, later: Callable[[Callable[[], None]], object] | None = None
+    ) -> list[Ticket]:
+        """All of them, or none: raises Busy where the queue has no room, Stopping at the end. With
+        `later`, an engine at rest is woken by what is handed to it."""
         with self.wake:
             self._check(len(jobs))
             tickets = [Ticket(job, time.monotonic()) for job in jobs]
             self.waiting.extend(tickets)
-            self.wake.notify()
+        (later or _now)(self._wake)
         return tickets
+
+    def _wake(self) -> None:
+        with self.wake:
+            self.wake.notify()
 
     def errand(self, work: Callable[[], Any]) -> "Future[Any]":
         """Call `work` between two passes, where it has the model for itself."""
@@ -222,7 +233,7 @@ class Engine:
             return
         tracks = [ticket.track for ticket in tickets if ticket.track]
         try:
-            landed = step_together(self.model, tracks)
+            landed = step_together(self.model, self.pen, tracks)
         except Exception as error:  # whatever it is, the server goes on
             for ticket in tickets:
                 self._leave(ticket, Failed(repr(error)))
@@ -240,10 +251,10 @@ class Engine:
         if ticket.track is not None or ticket.place is None:
             return
         job = ticket.job
-        cache = self.pool.cut(ticket.place, job.canvas.tokens.shape[1])
+        cache = self.pool.cut(ticket.place, len(job.course.tokens))
         options = {"sampling": job.sampling, "eos": job.eos, "rivals": job.rivals}
         try:
-            ticket.track = Track(self.model, job.canvas, cache, generator=job.generator, **options)
+            ticket.track = Track(self.model, job.course, cache, generator=job.generator, **options)
         except Exception as error:  # one text's failure is not the others'
             self._leave(ticket, Failed(repr(error)))
 
@@ -251,7 +262,11 @@ class Engine:
         if track.step == 1:
             self.metrics.first_token(time.monotonic() - ticket.came)
         self.metrics.tokens += len(landed)
-        self.told.append((ticket.job.listener, Drawn(track.step - 1, landed)))
+        self.told.append((ticket.job.listener, Drawn(track.step - 1, landed, time.perf_counter())))
         if track.done:
             why: Literal["stop", "length"] = "stop" if track.ended else "length"
             self._leave(ticket, Ended(why))
+
+
+def _now(work: Callable[[], None]) -> None:
+    work()

@@ -48,6 +48,9 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+UNREADABLE = "the body is no JSON; send UTF-8, without endless numbers or deep nesting"
+
+
 class Refusal(Exception):
     """An answer that says no."""
 
@@ -94,7 +97,7 @@ def said(error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         message = error.detail if isinstance(error.detail, str) else STATUSES[error.status_code]
         if error.status_code == 400:  # FastAPI's own word for it says nothing
-            message = "the body is no JSON; send UTF-8, without endless numbers or deep nesting"
+            message = UNREADABLE
         return answer(error.status_code, message, headers=error.headers)
     return answer(500, "the server failed at this; its log says how")
 
@@ -112,19 +115,21 @@ def _invalid(error: RequestValidationError) -> JSONResponse:
     return answer(400, f"{param}: {text}" if param else text, param=param)
 
 
+EXPECTED = (Gone, Refusal, ArmdError, Busy, Stopping, RequestValidationError, HTTPException)
+
+
+def expected(error: Exception) -> bool:
+    """No fault of the server's own."""
+    return isinstance(error, EXPECTED)
+
+
+def answer_to(error: Exception) -> Response:
+    return Response(status_code=499) if isinstance(error, Gone) else said(error)
+
+
 def install(app: FastAPI) -> None:
     async def handle(_: Request, error: Exception) -> Response:
-        return Response(status_code=499) if isinstance(error, Gone) else said(error)
+        return answer_to(error)
 
-    kinds = (
-        Gone,
-        Refusal,
-        ArmdError,
-        Busy,
-        Stopping,
-        RequestValidationError,
-        HTTPException,
-        Exception,
-    )
-    for kind in kinds:
+    for kind in (*EXPECTED, Exception):
         app.add_exception_handler(kind, handle)

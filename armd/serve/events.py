@@ -2,19 +2,17 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Rival:
+class Rival(NamedTuple):
     """A token that could have been drawn."""
 
     token: int
     logp: float
 
 
-@dataclass(frozen=True)
-class Landed:
+class Landed(NamedTuple):
     """One token in its place."""
 
     position: int
@@ -23,13 +21,12 @@ class Landed:
     rivals: tuple[Rival, ...] = ()
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What one pass drew for a text."""
 
     step: int
     at: tuple[Landed, ...]
-    when: float = field(default_factory=time.perf_counter)
+    when: float
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..canvas import Canvas
 from ..template import fill_in, parts
+from .course import Course
 from .errors import Refusal, responses
 from .events import Drawn, Ended, Failed, Landed
 from .schema import Infilled, InfillRequest, Json
@@ -26,7 +26,7 @@ class Sheet:
     tokens: list[int | None]
     """None: blank as yet."""
     known: list[bool]
-    canvas: Canvas
+    course: Course
     seed: int
     eos: int | None
     began: float = field(default_factory=time.perf_counter)
@@ -57,9 +57,9 @@ def sheet_of(service: Service, asked: InfillRequest) -> Sheet:
         blanks = asked.max_tokens or max(1, min(64, most - len(given)))
         _fits(service, len(given) + blanks)
         tokens, known = given + [0] * blanks, [True] * len(given) + [False] * blanks
-    canvas = service.canvas(tokens, known, asked, (seed, 0))
+    course = service.course(tokens, known, asked, (seed, 0))
     shown = [t if k else None for t, k in zip(tokens, known, strict=True)]
-    return Sheet(asked, shown, known, canvas, seed, eos)
+    return Sheet(asked, shown, known, course, seed, eos)
 
 
 def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
@@ -78,14 +78,14 @@ def _fits(service: Service, tokens: int) -> None:
 
 
 def start_event(service: Service, sheet: Sheet) -> Json:
-    piece, order = service.reader.piece, sheet.canvas.order
+    piece, course = service.reader.piece, sheet.course
     return {
         "type": "start",
         "tokens": [*sheet.tokens],
         "pieces": [None if token is None else piece(token) for token in sheet.tokens],
         "known": sheet.known,
-        "order": {"position": order.position[0].tolist(), "block": order.block[0].tolist()},
-        "steps": sheet.canvas.steps,
+        "order": {"position": course.position, "block": course.block},
+        "steps": course.steps,
         "seed": sheet.seed,
     }
 
@@ -157,6 +157,16 @@ async def whole(service: Service, sheet: Sheet, hearing: Hearing) -> Json:
     return {"start": found[0], "steps": found[1:-1], "end": found[-1]}
 
 
+async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
+    sheet = sheet_of(service, asked)
+    hearing = service.write(
+        [sheet.course], asked, seed=sheet.seed, eos=sheet.eos, rivals=asked.rivals
+    )
+    if asked.stream:
+        return EventStream(request, streamed(service, sheet, hearing), hearing.leave)
+    return JSONResponse(await unless_gone(request, whole(service, sheet, hearing)))
+
+
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
@@ -173,12 +183,6 @@ def routes(service: Service) -> APIRouter:
     )
     async def infill(asked: InfillRequest, request: Request) -> Response:
         """Fill the blanks of a text, and tell where and when each token lands."""
-        sheet = sheet_of(service, asked)
-        hearing = service.write(
-            [sheet.canvas], asked, seed=sheet.seed, eos=sheet.eos, rivals=asked.rivals
-        )
-        if asked.stream:
-            return EventStream(request, streamed(service, sheet, hearing), hearing.leave)
-        return JSONResponse(await unless_gone(request, whole(service, sheet, hearing)))
+        return await answer(service, asked, request)
 
     return router

@@ -12,14 +12,14 @@ import torch
 from fastapi import Request
 
 from .. import order as orders
-from ..canvas import Canvas, from_blanks
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
-from ..filling import check, spread
+from ..filling import spread
 from ..modeling_armd import ArmdLM
 from ..order import Order
 from ..sampling import Sampling
 from ..seeds import seeded
+from .course import Course, check, completing
 from .engine import Engine, Job, Listener, Ticket
 from .errors import Gone, Refusal
 from .events import Event
@@ -76,20 +76,18 @@ class Service:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(_tell, told)
 
-    def canvas(
+    def course(
         self, tokens: Sequence[int], known: Sequence[bool], asked: Choosing, words: tuple[Any, ...]
-    ) -> Canvas:
-        """The text as the model will fill it; `words` seed a random order."""
+    ) -> Course:
+        """The text as the model will write it; `words` seed a random order."""
         if len(tokens) > self.model.config.max_length:
             raise Refusal(400, self.reader.too_long(len(tokens)), code="context_length_exceeded")
-        given = torch.tensor(known, dtype=torch.bool)
-        blanks = int((~given).sum())
+        blanks = len(known) - sum(known)
         if not blanks:
             raise ArmdError("nothing is blank; leave room for tokens to be written")
-        order = orders.completing(given, blank_order(asked, blanks, words))
-        canvas = from_blanks(torch.tensor([tokens]), given[None], order=order)
-        check(self.model, canvas)
-        return canvas
+        course = completing(tokens, known, *blank_order(asked, blanks, words))
+        check(self.model, course)
+        return course
 
     def sampling(self, asked: Choosing) -> Sampling:
         """At temperature 0 filters have nothing to do, and clients send them all the same."""
@@ -102,7 +100,7 @@ class Service:
 
     def write(
         self,
-        canvases: Sequence[Canvas],
+        courses: Sequence[Course],
         asked: Choosing,
         *,
         seed: int,
@@ -112,10 +110,10 @@ class Service:
         """Have texts written, text i from the i-th generator of the seed, as armd.generate does
         with rows."""
         hearing = Hearing(self.engine)
-        generators = spread(torch.Generator().manual_seed(seed), len(canvases))
+        generators = spread(torch.Generator().manual_seed(seed), len(courses))
         jobs = [
             Job(
-                canvas,
+                course,
                 self.sampling(asked),
                 generator,
                 hearing.listener(index),
@@ -123,9 +121,10 @@ class Service:
                 rivals=rivals,
                 deadline=time.monotonic() + self.limits.timeout,
             )
-            for index, (canvas, generator) in enumerate(zip(canvases, generators, strict=True))
+            for index, (course, generator) in enumerate(zip(courses, generators, strict=True))
         ]
-        hearing.tickets = self.engine.submit(jobs)
+        # the engine starts when this thread has said what it has to say, and not in between
+        hearing.tickets = self.engine.submit(jobs, later=asyncio.get_running_loop().call_soon)
         return hearing
 
     def is_ours(self, model: str | None) -> None:
@@ -164,37 +163,48 @@ def any_seed(seed: int | None) -> int:
     return secrets.randbelow(2**31) if seed is None else seed
 
 
-def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> Order:
-    """The order of n blanks that a request names; `streams` of them a call."""
+def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> tuple[list[int], list[int]]:
+    """The order of n blanks that a request names, positions and blocks; `streams` of them a
+    call."""
     if asked.order in (None, "left_to_right", "strided"):
         return _strided(n, asked.streams)
     if isinstance(asked.order, list):
-        position = torch.tensor(asked.order, dtype=torch.long)
+        position = asked.order
         if len(position) != n:
             raise ArmdError(f"order names {len(position)} new tokens, there are {n}; name each")
     else:
-        position = orders.random(n, generator=seeded(*words, "order")).position
-    return Order(position, torch.arange(n) // asked.streams)
+        position = orders.random(n, generator=seeded(*words, "order")).position.tolist()
+    return _plain(Order(torch.tensor(position), torch.arange(n) // asked.streams))
 
 
-_strided = lru_cache(256)(orders.strided)
-"""The same few are asked for again and again."""
+@lru_cache(256)
+def _strided(n: int, streams: int) -> tuple[list[int], list[int]]:
+    """The same few are asked for again and again."""
+    return _plain(orders.strided(n, streams))
+
+
+def _plain(order: Order) -> tuple[list[int], list[int]]:
+    return order.position.tolist(), order.block.tolist()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
     """The answer, or Gone as soon as the client leaves; the work is then broken off."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    worker, left = asyncio.current_task(), False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        if worker is not None:
+            worker.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise Gone
+        return await work
+    except asyncio.CancelledError:
+        if left and worker is not None and worker.uncancel() == 0:
+            raise Gone from None
+        raise
     finally:
-        for one in (task, left):
-            one.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()
