@@ -8,6 +8,7 @@
 
 enum { BLOCK = 1024 };
 typedef double quad __attribute__((vector_size(32), aligned(8)));
+typedef float four __attribute__((vector_size(16), aligned(4)));
 typedef long longs __attribute__((vector_size(32), aligned(8)));
 
 /* 1 / k!, from k = 13 down. */
@@ -33,10 +34,15 @@ static double weigh(const float *logits, long count, double most, double rate, d
     quad total = {0};
     for (long i = 0; i < count; i += 4) {
         quad x;
-        for (int j = 0; j < 4; j++) x[j] = i + j < count ? logits[i + j] : -INFINITY;
+        if (i + 4 <= count)
+            x = __builtin_convertvector(*(const four *)(logits + i), quad);
+        else
+            for (int j = 0; j < 4; j++) x[j] = i + j < count ? logits[i + j] : -INFINITY;
         const quad weight = exponential((x - most) * rate);
         total += weight;
-        if (out)
+        if (out && i + 4 <= count)
+            *(quad *)(out + i) = weight;
+        else if (out)
             for (int j = 0; j < 4 && i + j < count; j++) out[i + j] = weight[j];
     }
     return (total[0] + total[1]) + (total[2] + total[3]);

@@ -52,18 +52,16 @@ class Line:
             *map(addressof, (*own, *self.limits)),
             *(Choice(*choice), cache.spare),
         )
-        self.address = addressof(self.told)
-
-    @property
-    def step(self) -> int:
-        """The next one."""
-        return self.told.step
+        self.address, self.step = addressof(self.told), 0
 
     @property
     def wanted(self) -> int:
-        """How many tokens it draws."""
-        step = self.told.step
-        return self.ends[step + 1] - self.ends[step]
+        """How many tokens its next step draws."""
+        return self.ends[self.step + 1] - self.ends[self.step]
+
+    def go(self, step: int) -> None:
+        """On to a step, whoever drew the one before."""
+        self.step = self.told.step = step
 
 
 class Pen:
@@ -82,4 +80,6 @@ class Pen:
         told = (c_void_p * len(lines))(*[line.address for line in lines])
         if self.stroke(byref(self.network), told, len(lines), *self.tables, logits.data_ptr()):
             raise MemoryError("no memory for a decoding pass")
+        for line in lines:
+            line.step += 1
         return logits

@@ -116,6 +116,7 @@ def test_bad_completions(server, body: bytes, said: str) -> None:
         ("/v1/score", {"text": "a", "tokens": [1]}, "say what to score"),
         ("/v1/score", {"tokens": [300]}, "vocabulary"),
         ("/v1/score", {"text": "ab", "order": {"position": [0], "block": [0]}}, "order is for 1"),
+        ("/v1/score", {"text": "a", "order": {"position": [], "block": [0]}}, "name both"),
         ("/v1/score", {"text": "ab", "order": {"position": [0, 0], "block": [0, 1]}}, "permut"),
         ("/v1/score", {"text": "a", "order": {"position": [10**30], "block": [0]}}, "numbers"),
         ("/v1/score", {"text": "ab", "order": "strided", "streams": 3}, "streams 3"),

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request
@@ -10,13 +10,11 @@ from fastapi.responses import JSONResponse, Response
 
 from .course import Course
 from .errors import Refusal, responses
-from .events import Drawn, Failed
+from .events import Drawn, Event, Failed
 from .reading import Growing
 from .schema import Completion, CompletionRequest, Json
 from .service import Hearing, Service, any_seed, unless_gone
-from .sse import DONE, EventStream
-
-STREAMED = {"text/event-stream": {"schema": {"type": "string"}}}
+from .sse import DONE, STREAMED, EventStream
 
 
 @dataclass
@@ -45,6 +43,10 @@ class Plan:
     prompt_tokens: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def finished(self) -> bool:
+        return all(text.finish is not None for text in self.texts)
 
 
 def plan_of(service: Service, asked: CompletionRequest) -> Plan:
@@ -102,27 +104,22 @@ def begin(service: Service, plan: Plan) -> Hearing:
     return service.write(plan.courses, plan.asked, seed=plan.seed, eos=plan.eos, rivals=rivals)
 
 
-async def progress(plan: Plan, hearing: Hearing) -> AsyncIterator[Text]:
-    """Each text whenever it has grown or ended."""
-    left = len(plan.texts)
-    async for index, event in hearing.events():
-        text = plan.texts[index]
-        if text.finish is not None:
-            continue
-        if isinstance(event, Failed):
-            raise Refusal(500, f"the text failed: {event.message}")
-        if isinstance(event, Drawn):
-            text.growing.add(event)
-            if text.growing.stopped:
-                text.finish = "stop"
-                hearing.leave(index)
-        else:
-            text.growing.flush()
-            text.finish, text.cut = ("stop" if text.growing.stopped else event.reason), event.cut
-        yield text
-        left -= text.finish is not None
-        if not left:
-            return
+def grow(plan: Plan, hearing: Hearing, index: int, event: Event) -> Text | None:
+    """The text that has grown or ended; None if it had before."""
+    text = plan.texts[index]
+    if text.finish is not None:
+        return None
+    if isinstance(event, Failed):
+        raise Refusal(500, f"the text failed: {event.message}")
+    if isinstance(event, Drawn):
+        text.growing.add(event)
+        if text.growing.stopped:
+            text.finish = "stop"
+            hearing.leave(index)
+    else:
+        text.growing.flush()
+        text.finish, text.cut = ("stop" if text.growing.stopped else event.reason), event.cut
+    return text
 
 
 def choice_of(service: Service, plan: Plan, text: Text, shown: str, part: slice) -> Json:
@@ -157,8 +154,11 @@ def envelope(service: Service, plan: Plan, choices: list[Json], *, usage: bool) 
 async def whole(service: Service, plan: Plan) -> Json:
     hearing = begin(service, plan)
     try:
-        async for _ in progress(plan, hearing):
-            pass
+        async for heard in hearing.events():
+            for index, event in heard:
+                grow(plan, hearing, index, event)
+            if plan.finished:
+                break
     finally:
         hearing.leave()
     choices = [
@@ -170,22 +170,31 @@ async def whole(service: Service, plan: Plan) -> Json:
 
 async def streamed(
     service: Service, plan: Plan, hearing: Hearing
-) -> AsyncGenerator[Json | str, None]:
+) -> AsyncGenerator[list[Json | str], None]:
     """A chunk whenever more of a text can be read, and one that says why it ended."""
     for text in plan.texts:
         if text.prompt:
             echo = choice_of(service, plan, text, text.prompt, slice(0, 0))
-            yield envelope(service, plan, [echo], usage=False)
-    async for text in progress(plan, hearing):
-        last = text.finish is not None
-        shown, part = text.growing.fresh(last=last)
-        if shown or last:
-            chunk = choice_of(service, plan, text, shown, part)
-            yield envelope(service, plan, [chunk], usage=False)
+            yield [envelope(service, plan, [echo], usage=False)]
+    async for heard in hearing.events():
+        grown = (grow(plan, hearing, index, event) for index, event in heard)
+        chunks = [chunk_of(service, plan, text) for text in grown if text is not None]
+        yield [chunk for chunk in chunks if chunk is not None]
+        if plan.finished:
+            break
     options = plan.asked.stream_options
     if options is not None and options.include_usage:
-        yield envelope(service, plan, [], usage=True)
-    yield DONE
+        yield [envelope(service, plan, [], usage=True)]
+    yield [DONE]
+
+
+def chunk_of(service: Service, plan: Plan, text: Text) -> Json | None:
+    """What is new of a text; None if nothing of it can be read yet."""
+    last = text.finish is not None
+    shown, part = text.growing.fresh(last=last)
+    if not (shown or last):
+        return None
+    return envelope(service, plan, [choice_of(service, plan, text, shown, part)], usage=False)
 
 
 async def answer(service: Service, asked: CompletionRequest, request: Request) -> Response:

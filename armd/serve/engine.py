@@ -32,6 +32,10 @@ from .tracks import Track, step_together
 
 Listener = Callable[[Event], None]
 
+PACE = 0.002
+"""Seconds that what was drawn may wait for more, so that a fast model's tokens travel together; the
+first of a text, and its end, go at once."""
+
 
 class Busy(Exception):
     """The queue is full; worth another try after `seconds`."""
@@ -96,6 +100,7 @@ class Engine:
         self.errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.active: list[Ticket] = []
         self.told: list[tuple[Listener, Event]] = []
+        self.urgent, self.last = False, 0.0
         self.wake = threading.Condition()
         self.stopping, self.cut_at = False, math.inf
         self.threads = threads or threads_for(model)
@@ -169,8 +174,9 @@ class Engine:
                 self._errand()
                 if self.active:
                     self._pass()
-                if self.told:
-                    told, self.told = self.told, []
+                now = time.monotonic()
+                if self.told and (self.urgent or now >= self.last + PACE):
+                    told, self.told, self.urgent, self.last = self.told, [], False, now
                     with suppress(RuntimeError):  # the server's loop has closed: nobody listens
                         self.deliver(told)
 
@@ -209,6 +215,7 @@ class Engine:
             return
         self.metrics.finished(time.monotonic() - ticket.came, failed=isinstance(event, Failed))
         self.told.append((ticket.job.listener, event))
+        self.urgent = True
 
     def _errand(self) -> None:
         """One at a time, so that texts go on meanwhile."""
@@ -261,6 +268,7 @@ class Engine:
     def _tell(self, ticket: Ticket, track: Track, landed: tuple[Landed, ...]) -> None:
         if track.step == 1:
             self.metrics.first_token(time.monotonic() - ticket.came)
+            self.urgent = True
         self.metrics.tokens += len(landed)
         self.told.append((ticket.job.listener, Drawn(track.step - 1, landed, time.perf_counter())))
         if track.done:

@@ -13,9 +13,7 @@ from .errors import Refusal, responses
 from .events import Drawn, Ended, Failed, Landed
 from .schema import Infilled, InfillRequest, Json
 from .service import Hearing, Service, any_seed, unless_gone
-from .sse import EventStream
-
-STREAMED = {"text/event-stream": {"schema": {"type": "string"}}}
+from .sse import STREAMED, EventStream
 
 
 @dataclass
@@ -137,21 +135,28 @@ def end_event(service: Service, sheet: Sheet, ended: Ended) -> Json:
     return event | ({"cut": ended.cut} if ended.cut else {})
 
 
-async def streamed(service: Service, sheet: Sheet, hearing: Hearing) -> AsyncGenerator[Json, None]:
-    yield start_event(service, sheet)
-    async for _, event in hearing.events():
-        if isinstance(event, Failed):
-            raise Refusal(500, f"the text failed: {event.message}")
-        if isinstance(event, Drawn):
-            yield step_event(service, sheet, event)
-        else:
-            yield end_event(service, sheet, event)
+async def streamed(
+    service: Service, sheet: Sheet, hearing: Hearing
+) -> AsyncGenerator[list[Json], None]:
+    """Events, those that come together in one list."""
+    yield [start_event(service, sheet)]
+    async for heard in hearing.events():
+        found = []
+        for _, event in heard:
+            if isinstance(event, Failed):
+                raise Refusal(500, f"the text failed: {event.message}")
+            if isinstance(event, Drawn):
+                found.append(step_event(service, sheet, event))
+            else:
+                found.append(end_event(service, sheet, event))
+        yield found
+        if found[-1]["type"] == "end":
             return
 
 
 async def whole(service: Service, sheet: Sheet, hearing: Hearing) -> Json:
     try:
-        found = [event async for event in streamed(service, sheet, hearing)]
+        found = [event async for events in streamed(service, sheet, hearing) for event in events]
     finally:
         hearing.leave()
     return {"start": found[0], "steps": found[1:-1], "end": found[-1]}

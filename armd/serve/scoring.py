@@ -31,7 +31,10 @@ def order_of(asked: ScoreRequest, n: int) -> Order:
         whole = max([*asked.order.position, *asked.order.block, 0])
         if whole >= 2**31 or min([*asked.order.position, *asked.order.block, 0]) < 0:
             raise ArmdError("positions and blocks are numbers from 0 on")
-        return Order(torch.tensor(asked.order.position), torch.tensor(asked.order.block))
+        given = (asked.order.position, asked.order.block)
+        if len(given[0]) != len(given[1]) or not given[0]:
+            raise ArmdError("an order has a position and a block for each token; name both")
+        return Order(*(torch.tensor(numbers, dtype=torch.long) for numbers in given))
     if asked.order == "random":
         return orders.random(n, generator=seeded(any_seed(asked.seed), "order"))
     return orders.strided(n, asked.streams if asked.order == "strided" else 1)

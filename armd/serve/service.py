@@ -138,20 +138,29 @@ class Hearing:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.heard: list[tuple[int, Event]] = []
+        self.some = asyncio.Event()
         self.tickets: list[Ticket] = []
 
     def listener(self, index: int) -> Listener:
-        return lambda event: self.queue.put_nowait((index, event))
+        def hear(event: Event) -> None:
+            self.heard.append((index, event))
+            self.some.set()
+
+        return hear
 
     def leave(self, index: int | None = None) -> None:
         """Nobody needs text `index` any more, or all of them: their places become free."""
         self.engine.cancel(self.tickets if index is None else [self.tickets[index]])
 
-    async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """Until the caller has had enough; it knows which texts have ended."""
+    async def events(self) -> AsyncIterator[list[tuple[int, Event]]]:
+        """What came since the last time, until the caller has had enough; it knows which texts have
+        ended."""
         while True:
-            yield await self.queue.get()
+            await self.some.wait()
+            self.some.clear()
+            heard, self.heard = self.heard, []
+            yield heard
 
 
 def _tell(told: list[tuple[Listener, Event]]) -> None:

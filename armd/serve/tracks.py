@@ -88,19 +88,24 @@ class Track:
             self.line.tokens[position], self.line.logp[position] = token, logp
         if self.seen is not None:
             self.seen[0, tokens] = True
-        self.line.told.step += 1
+        self.line.go(self.step + 1)
 
-    def take(self, logits: Float[Tensor, "k v"]) -> "Landing":
-        """What is new since the last step, with its rivals if any were asked for."""
-        if self.line.told.broken:
+    def take(self, logits: Float[Tensor, "n v"], first: int) -> "Landing":
+        """What the last step drew, from the rows of the logits from `first` on, with its rivals if
+        any were asked for."""
+        line, known = self.line, self.course.known
+        if line.told.broken:
             return ArmdError(NO_NUMBERS)
-        tokens, logp, known = self.line.tokens, self.line.logp, self.course.known
-        wanted = self.wanted(self.line.step - 1)
-        rivals = _rivals(logits, self.rivals) if self.rivals else [()] * len(wanted)
+        wanted = self.wanted(line.step - 1)
+        rivals: list[tuple[Rival, ...]] = [()] * len(wanted)
+        if self.rivals:
+            rivals = _rivals(logits[first : first + len(wanted)], self.rivals)
         landed = tuple(
-            Landed(position, tokens[position], logp[position], others)
-            for position, others in zip(wanted, rivals, strict=True)
-            if not known[position]
+            [
+                Landed(position, line.tokens[position], line.logp[position], others)
+                for position, others in zip(wanted, rivals, strict=True)
+                if not known[position]
+            ]
         )
         if self.eos is not None:
             self.ended = self._over(landed, self.eos)
@@ -149,10 +154,9 @@ def step_together(model: ArmdLM, pen: Pen | None, tracks: list[Track]) -> list[L
 
 
 def _written(pen: Pen, tracks: list[Track]) -> list[Landing]:
-    sizes = [track.line.wanted for track in tracks]
-    logits, ends = pen.write([track.line for track in tracks]), accumulate(sizes)
-    each = zip(tracks, sizes, ends, strict=True)
-    return [track.take(logits[end - size : end]) for track, size, end in each]
+    starts = accumulate((track.line.wanted for track in tracks[:-1]), initial=0)
+    firsts, logits = list(starts), pen.write([track.line for track in tracks])
+    return [track.take(logits, first) for track, first in zip(tracks, firsts, strict=True)]
 
 
 def _pass(model: ArmdLM, tracks: list[Track]) -> list[Float[Tensor, "k v"]]:
@@ -219,7 +223,7 @@ def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> Landing:
     if min(token[0].tolist()) < 0:
         return ArmdError(NO_NUMBERS)
     track.put(token[0].tolist(), logp[0].tolist())
-    return track.take(logits)
+    return track.take(logits, 0)
 
 
 def _rivals(logits: Float[Tensor, "k v"], count: int) -> list[tuple[Rival, ...]]:
