@@ -7,6 +7,8 @@ import time
 import pytest
 import torch
 from eval_models import tiny_armd
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import armd
 from armd import fast, native
@@ -14,7 +16,7 @@ from armd.canvas import from_blanks
 from armd.generation import fill
 from armd.sampling import Sampling
 from armd.seeds import seeded
-from armd.serve.course import Course
+from armd.serve.course import Course, completing
 from armd.serve.engine import Busy, Engine, Job, Stopping
 from armd.serve.events import Drawn, Ended, Failed
 
@@ -148,13 +150,13 @@ def together(model, jobs: list[tuple]) -> list[Hearer]:
 def test_long_prompts_and_large_blocks_beside_short_ones() -> None:
     """Some passes have more rows than layer.c is meant for, and go another way."""
     model, canvases = packed(max_length=400), []
-    for n, given, order in (
+    for n, there, order in (
         (230, 200, armd.order.strided(30, 3)),
         (300, 0, armd.order.masking(300, 2, generator=seeded(1))),
         (20, 4, armd.order.strided(16, 1)),
         (190, 126, armd.order.strided(64, 4)),
     ):
-        known = torch.arange(n) < given
+        known = torch.arange(n) < there
         tokens = torch.randint(300, (1, n), generator=seeded(2))
         order = armd.order.completing(known, order)
         canvases.append(from_blanks(tokens, known[None], order=order))
@@ -299,3 +301,22 @@ def test_errands_have_the_model_for_themselves(engine: Engine) -> None:
     with pytest.raises(ZeroDivisionError):
         engine.errand(lambda: 1 // 0).result(20)
     assert hearer.over.wait(20) and hearer.landed == alone(engine.model, 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 2), st.integers(1, 5))
+def test_a_course_is_a_canvas_in_plain_numbers(known: list[bool], kind: int, size: int) -> None:
+    blanks = known.count(False)
+    assume(blanks)
+    orders = [
+        armd.order.strided(blanks, min(size, blanks)),
+        armd.order.random(blanks, generator=seeded(size)),
+        armd.order.masking(blanks, size, generator=seeded(size)),
+    ]
+    tokens = torch.randint(9, (len(known),), generator=seeded(kind))
+    order, given_ = orders[kind], torch.tensor(known)
+    canvas = from_blanks(tokens[None], given_[None], order=armd.order.completing(given_, order))
+    plain = (order.position.tolist(), order.block.tolist())
+    course = completing(tokens.tolist(), known, *plain)
+    assert course == Course.of(canvas) and Course.of(course.canvas()) == course
+    assert course.steps == canvas.steps

@@ -88,3 +88,62 @@ async def listen(
                 yield time.perf_counter() - start, None if known else json.loads(content)
     finally:
         await line.close()
+
+
+END = b"\r\n0\r\n\r\n"
+"""Of a chunked answer."""
+
+
+class Recorder(asyncio.Protocol):
+    """An open connection on which streamed answers are asked for, one after the other. What comes
+    is kept with its time and read when all is there: reading takes the machine from the server."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.parts: list[tuple[float, bytes]] = []
+        self.tail, self.over = b"", asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.parts and not self.over.done():
+            self.over.set_exception(exc or ConnectionError("the server hung up"))
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append((time.perf_counter(), data))
+        self.tail = (self.tail + data)[-len(END) :]
+        if self.tail == END:
+            self.over.set_result(None)
+
+    async def listen(self, path: str, body: Any) -> list[tuple[float, Any]]:
+        """All events, each with the seconds since the request was sent."""
+        self.parts, self.tail, self.over = [], b"", asyncio.get_running_loop().create_future()
+        content = json.dumps(body).encode()
+        host = "{}:{}".format(*self.transport.get_extra_info("peername")[:2])
+        start = time.perf_counter()
+        self.transport.write(
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
+        await self.over
+        return [(at - start, event) for at, event in events_of(self.parts)]
+
+
+def events_of(parts: list[tuple[float, bytes]]) -> list[tuple[float, Any]]:
+    """The events of a chunked answer that came in these parts, each with the time of its end."""
+    found: list[tuple[float, Any]] = []
+    left, body, head = b"", b"", True
+    for at, part in parts:
+        left += part
+        if head and b"\r\n\r\n" in left:
+            left, head = left.partition(b"\r\n\r\n")[2], False
+        while not head and b"\r\n" in left:
+            size, _, rest = left.partition(b"\r\n")
+            if len(rest) < int(size, 16) + 2:
+                break
+            body, left = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        *events, body = body.split(b"\n\n")
+        found += [(at, json.loads(event.removeprefix(b"data: "))) for event in events]
+    return found

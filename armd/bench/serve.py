@@ -30,6 +30,8 @@ class Figures:
     size: str
     tokens: int
     """New tokens of a text."""
+    texts: int
+    """Of each client, one after the other."""
     clients: int
     alone: float
     """Tokens/s of one client."""
@@ -50,6 +52,7 @@ def bench_serve(
     sizes: Annotated[str, tyro.conf.arg(help="demo, small or both, as demo,small")] = "demo,small",
     clients: int = 8,
     tokens: int = 64,
+    texts: Annotated[int, tyro.conf.arg(help="of a client, one after the other")] = 4,
     repeats: int = 3,
     threads: int | None = None,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
@@ -61,19 +64,21 @@ def bench_serve(
     from ..memory import keep_freed_memory
 
     keep_freed_memory()
-    found = [measure(size, clients, tokens, repeats, threads) for size in sizes.split(",")]
+    found = [measure(size, clients, tokens, texts, repeats, threads) for size in sizes.split(",")]
     show(found)
     if json_file:
         content = {"cores": torch.get_num_threads(), "rows": [asdict(row) for row in found]}
         json_file.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def measure(size: str, clients: int, tokens: int, repeats: int, threads: int | None) -> Figures:
+def measure(
+    size: str, clients: int, tokens: int, texts: int, repeats: int, threads: int | None
+) -> Figures:
     with serving(size, clients, threads) as (service, port):
         ways = {
-            "library": lambda: library(service, tokens),
-            "alone": lambda: asked(port, 1, tokens),
-            "together": lambda: asked(port, clients, tokens),
+            "library": lambda: library(service, tokens, texts),
+            "alone": lambda: asked(port, 1, tokens, texts),
+            "together": lambda: asked(port, clients, tokens, texts),
         }
         runs: dict[str, list[Any]] = {name: [] for name in ways}
         for turn in range(repeats + 1):
@@ -81,14 +86,15 @@ def measure(size: str, clients: int, tokens: int, repeats: int, threads: int | N
                 seconds = run()
                 if turn:
                     runs[name].append(seconds)
-    library_rate = tokens / min(runs["library"])
-    alone = tokens / min(run["seconds"] for run in runs["alone"])
-    together = clients * tokens / min(run["seconds"] for run in runs["together"])
+    library_rate = texts * tokens / min(runs["library"])
+    alone = texts * tokens / min(run["seconds"] for run in runs["alone"])
+    together = clients * texts * tokens / min(run["seconds"] for run in runs["together"])
     first = statistics.median(run["first"] for run in runs["alone"])
     call = statistics.median(run["call"] for run in runs["alone"])
     return Figures(
         size=size,
         tokens=tokens,
+        texts=texts,
         clients=clients,
         alone=alone,
         together=together,
@@ -134,40 +140,51 @@ def serving(size: str, places: int, threads: int | None = None) -> Iterator[tupl
         service.engine.join(10)
 
 
-def library(service: Service, tokens: int) -> float:
-    """Seconds of armd.generate for one text, in the thread that has OpenMP's threads."""
+def library(service: Service, tokens: int, texts: int) -> float:
+    """Seconds of armd.generate for texts, in the thread that has OpenMP's threads."""
     import torch
 
     from ..generation import generate
 
     def run() -> float:
         start = time.perf_counter()
-        generator = torch.Generator().manual_seed(0)
-        generate(service.model, length=tokens + 1, prompt=[[1]], generator=generator)
+        for seed in range(texts):
+            generator = torch.Generator().manual_seed(seed)
+            generate(service.model, length=tokens + 1, prompt=[[1]], generator=generator)
         return time.perf_counter() - start
 
     return service.engine.errand(run).result()
 
 
-def asked(port: int, clients: int, tokens: int) -> dict[str, float]:
+def asked(port: int, clients: int, tokens: int, texts: int) -> dict[str, float]:
     """What a process of clients measured: all seconds, the first token's, and those of a call."""
-    words = [sys.executable, "-m", "armd.bench.serve", str(port), str(clients), str(tokens)]
+    numbers = map(str, (port, clients, tokens, texts))
+    words = [sys.executable, "-m", "armd.bench.serve", *numbers]
     answer = subprocess.run(words, check=True, capture_output=True, text=True)
     return json.loads(answer.stdout)
 
 
-async def together(port: int, clients: int, tokens: int) -> dict[str, float]:
-    from .client import listen
+async def together(port: int, clients: int, tokens: int, texts: int) -> dict[str, float]:
+    """Clients with open connections, each of which asks for texts one after the other."""
+    from .client import Recorder
 
-    async def one(number: int) -> list[float]:
+    async def one(line: Recorder, number: int, count: int) -> list[list[float]]:
         # an order of its own has no EOS to stop at, so that every text has all its tokens
-        body = {"tokens": [1] + [0] * tokens, "known": [True] + [False] * tokens, "seed": number}
-        steps = listen(("127.0.0.1", port), "/v1/infill", body)
-        return [at async for at, event in steps if event["type"] == "step"]
+        body = {"tokens": [1] + [0] * tokens, "known": [True] + [False] * tokens}
+        heard = [
+            await line.listen("/v1/infill", body | {"seed": number + clients * text})
+            for text in range(count)
+        ]
+        return [[at for at, event in text if event["type"] == "step"] for text in heard]
 
+    loop = asyncio.get_running_loop()
+    made = [await loop.create_connection(Recorder, "127.0.0.1", port) for _ in range(clients)]
+    lines = [line for _, line in made]
+    for line in lines:
+        await one(line, 0, 1)
     start = time.perf_counter()
-    times = await asyncio.gather(*(one(number) for number in range(clients)))
-    seconds = time.perf_counter() - start
+    each = await asyncio.gather(*(one(line, i, texts) for i, line in enumerate(lines)))
+    seconds, times = time.perf_counter() - start, [text for client in each for text in client]
     first = statistics.median(line[0] for line in times)
     call = statistics.median((line[-1] - line[0]) / max(1, len(line) - 1) for line in times)
     return {"seconds": seconds, "first": first, "call": call}
@@ -189,4 +206,4 @@ def show(found: list[Figures]) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(together(*map(int, sys.argv[1:4])))))
+    print(json.dumps(asyncio.run(together(*map(int, sys.argv[1:5])))))

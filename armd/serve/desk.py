@@ -47,7 +47,7 @@ def read(kind: type[BaseModel], body: bytes) -> BaseModel:
         missing = {"type": "missing", "loc": ("body",), "msg": "Field required"}
         raise RequestValidationError([missing])
     try:
-        return kind.model_validate(json.loads(body))
+        return kind.model_validate(json.loads(body), from_attributes=True)
     except json.JSONDecodeError as error:
         wrong = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([wrong]) from None

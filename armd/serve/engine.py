@@ -190,7 +190,7 @@ class Engine:
             self._clear(time.monotonic())
             while self.waiting and self.pool.free:
                 ticket = self.waiting.popleft()
-                ticket.place = self.pool.free.pop()
+                ticket.place = self.pool.take()
                 self.active.append(ticket)
         return True
 
@@ -258,10 +258,10 @@ class Engine:
         if ticket.track is not None or ticket.place is None:
             return
         job = ticket.job
-        cache = self.pool.cut(ticket.place, len(job.course.tokens))
         options = {"sampling": job.sampling, "eos": job.eos, "rivals": job.rivals}
+        given = (self.model, job.course, ticket.place)
         try:
-            ticket.track = Track(self.model, job.course, cache, generator=job.generator, **options)
+            ticket.track = Track(*given, generator=job.generator, **options)
         except Exception as error:  # one text's failure is not the others'
             self._leave(ticket, Failed(repr(error)))
 

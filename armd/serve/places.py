@@ -23,10 +23,11 @@ class Pool:
         # position codes and turns are the same for all
         return cls(model, [first, *(replace(c, code=first.code, turn=first.turn) for c in rest)])
 
-    def cut(self, place: Cache, length: int) -> Cache:
-        """A place as an empty cache of just this length."""
-        keys, values = ([s[:, : length + 2] for s in side] for side in (place.keys, place.values))
-        return replace(place, keys=keys, values=values, mark=empty_mark(self.model, 1))
+    def take(self) -> Cache:
+        """A free place, as an empty cache."""
+        place = self.free.pop()
+        place.mark = empty_mark(self.model, 1)
+        return place
 
 
 IN_A_CORE = 16 * 2**20
