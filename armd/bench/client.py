@@ -102,12 +102,13 @@ class Recorder(asyncio.Protocol):
         self.transport: Any = None
         self.parts: list[tuple[float, bytes]] = []
         self.tail, self.over = b"", asyncio.get_running_loop().create_future()
+        self.asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.parts and not self.over.done():
+        if self.asked and not self.over.done():
             self.over.set_exception(exc or ConnectionError("the server hung up"))
 
     def data_received(self, data: bytes) -> None:
@@ -118,10 +119,12 @@ class Recorder(asyncio.Protocol):
 
     async def listen(self, path: str, body: Any) -> list[tuple[float, Any]]:
         """All events, each with the seconds since the request was sent."""
+        if self.transport.is_closing():
+            raise ConnectionError("the server hung up")
         self.parts, self.tail, self.over = [], b"", asyncio.get_running_loop().create_future()
         content = json.dumps(body).encode()
         host = "{}:{}".format(*self.transport.get_extra_info("peername")[:2])
-        start = time.perf_counter()
+        start, self.asked = time.perf_counter(), True
         self.transport.write(
             f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(content)}\r\n\r\n".encode()

@@ -180,8 +180,7 @@ async def together(port: int, clients: int, tokens: int, texts: int) -> dict[str
     loop = asyncio.get_running_loop()
     made = [await loop.create_connection(Recorder, "127.0.0.1", port) for _ in range(clients)]
     lines = [line for _, line in made]
-    for line in lines:
-        await one(line, 0, 1)
+    await asyncio.gather(*(one(line, i, 1) for i, line in enumerate(lines)))
     start = time.perf_counter()
     each = await asyncio.gather(*(one(line, i, texts) for i, line in enumerate(lines)))
     seconds, times = time.perf_counter() - start, [text for client in each for text in client]
