@@ -74,12 +74,16 @@ class Filling:
     def done(self) -> bool:
         return self.ended or self.index == self.canvas.steps
 
+    def turn(self) -> None:
+        """To the places of the next step."""
+        self.slots = self.canvas.slots(self.index + 1)
+        self.at = _look(self.position, self.slots)
+
     def part(self) -> Part:
         """Enter what the step before drew (before the first: BOS and all that is given), and the
         query rows of this step."""
         device, drawn_at, cache = self.text.device, self.at, self.cache
-        self.slots = self.canvas.slots(self.index + 1)
-        self.at = _look(self.position, self.slots)
+        self.turn()
         if self.index == 0:
             return opening(self.model, self.canvas, cache)
         x = self.model.embedding(self.text.gather(1, drawn_at))
@@ -98,15 +102,17 @@ class Filling:
 
     def take(self, logits: Float[Tensor, "b k v"]) -> Step:
         """Draw this step's tokens and write them down."""
-        text, at, given, forced = self.text, self.at, None, None
+        forced = None
+        if self.canvas.forced:
+            forced = self.text.gather(1, self.at).where(self.known.gather(1, self.at), -1)
+        chances = _look(self.uniform, self.slots)
+        return self.put(*draw(logits, chances, self.sampling, self.seen, forced))
+
+    def put(self, token: Int[Tensor, "b k"], logp: Float[Tensor, "b k"]) -> Step:
+        """Write down the tokens drawn for this step; what is known stays."""
+        text, at, given = self.text, self.at, None
         if self.over or self.canvas.forced or not self.canvas.alike:  # else all of it is new
             given = self.known.gather(1, at)
-        if given is not None and self.canvas.forced:
-            forced = text.gather(1, at).where(given, -1)
-        token, logp = draw(
-            logits, _look(self.uniform, self.slots), self.sampling, self.seen, forced
-        )
-        if given is not None:
             token = text.gather(1, at).where(given, token)
         text.scatter_(1, at, token)
         if self.seen is not None:

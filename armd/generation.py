@@ -10,8 +10,8 @@ from .errors import ArmdError
 from .filling import Filling, Generators, Step
 from .modeling_armd import ArmdLM
 from .order import Order
-from .passes import advance_together
 from .sampling import Sampling
+from .script import script_of, step_of
 from .shapes import Bool, Int, Tensor
 
 
@@ -86,8 +86,8 @@ def fill(
     training = model.training
     model.eval()
     try:
+        script = script_of(filling)
         while not filling.done:
-            (rows,) = advance_together(model, [filling.part()])
-            yield filling.take(model.logits(filling.asked(rows)))
+            yield step_of(filling, script)
     finally:
         model.train(training)

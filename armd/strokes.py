@@ -2,22 +2,13 @@
 model is small, making tensors for each step would take longer than the pass."""
 
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_bool, c_double, c_long, c_void_p
-from typing import NamedTuple
+from ctypes import Array, addressof, byref, c_bool, c_double, c_long, c_void_p
 
 from .cache import Cache
+from .course import Course, first_limits
 from .fast import FastLM
 from .native import Choice, LineRows, library
 from .shapes import Float, Tensor
-
-
-class Limits(NamedTuple):
-    """How many rows before it each row may see when a text begins, BOS being one: the context rows
-    in the two-stream layers, the query rows there, and the query rows in the layers above."""
-
-    context: list[int]
-    strict: list[int]
-    query: list[int]
 
 
 class Line:
@@ -26,38 +17,53 @@ class Line:
     def __init__(
         self,
         cache: Cache,
-        *,
-        position: list[int],
-        ends: list[int],
-        tokens: list[int],
-        known: list[bool],
+        course: Course,
         uniform: list[float],
-        choice: tuple[float, float, float, int],
-        limits: Limits,
+        choice: tuple[float, float, float, int] | None,
+        *,
+        row: int = 0,
     ) -> None:
-        n = len(tokens)
-        self.cache = cache
-        self.position, self.tokens = ((c_long * n)(*numbers) for numbers in (position, tokens))
-        """Where its tokens stand, in the order of writing; and they, in their natural one."""
-        self.ends = (c_long * len(ends))(*ends)
-        """How many of them are there after the prefill and after each step."""
+        """`row` is its own of the cache. Without a choice, tokens are drawn elsewhere."""
+        n, self.cache, self.row = len(course.tokens), cache, row
+        self.position, self.tokens = _longs(course.position), _longs(course.tokens)
+        self.ends, self.known = _longs(course.ends), (c_bool * n)(*course.known)
         self.uniform, self.logp = (c_double * n)(*uniform), (c_double * n)()
-        self.known = (c_bool * n)(*known)
+        self.limits = limits = first_limits(course)
         tables = (limits.strict, limits.context + limits.strict, limits.query)
-        self.limits = [(c_long * len(table))(*table) for table in tables]
-        ((keys, values),) = cache.places
+        self.tables = [*map(_longs, tables)]
+        keys, values = cache.places[row]
         own = (self.position, self.ends, self.uniform, self.known, self.tokens, self.logp)
         self.told = LineRows(
-            *(keys.address, values.address, cache.mark.state.data_ptr()),
-            *map(addressof, (*own, *self.limits)),
-            *(Choice(*choice), cache.spare),
+            *(keys.address, values.address, None),
+            *map(addressof, (*own, *self.tables)),
+            *(Choice(*(choice or (1.0, 0.0, 0.0, 0))), cache.spare),
         )
         self.address, self.step = addressof(self.told), 0
+        self.grow()
 
     @property
     def wanted(self) -> int:
         """How many tokens its next step draws."""
         return self.ends[self.step + 1] - self.ends[self.step]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has in its next pass."""
+        step, ends = self.step, self.ends
+        return ends[step + 1] - ends[step - 1] if step else 1 + ends[0] + ends[1]
+
+    @property
+    def last(self) -> list[int]:
+        """The positions that its last step filled."""
+        return self.position[self.ends[self.step - 1] : self.ends[self.step]]
+
+    @property
+    def steps(self) -> int:
+        return len(self.ends) - 1
+
+    def grow(self) -> None:
+        """From the state that its cache has now; strokes let it grow in place."""
+        self.told.state = self.cache.mark.state[self.row].data_ptr()
 
     def go(self, step: int) -> None:
         """On to a step, whoever drew the one before."""
@@ -83,3 +89,7 @@ class Pen:
         for line in lines:
             line.step += 1
         return logits
+
+
+def _longs(numbers: list[int]) -> "Array[c_long]":
+    return (c_long * len(numbers))(*numbers)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import armd
 from armd import fast, native
 from armd.canvas import from_blanks
+from armd.course import Course, completing
 from armd.generation import fill
 from armd.sampling import Sampling
 from armd.seeds import seeded
-from armd.serve.course import Course, completing
 from armd.serve.engine import Busy, Engine, Job, Stopping
 from armd.serve.events import Drawn, Ended, Failed
 

@@ -9,8 +9,8 @@ from ..canvas import from_prompts
 from ..filling import Filling
 from ..generation import generate
 from ..modeling_armd import ArmdLM
-from ..passes import advance_together
 from ..sampling import Sampling
+from ..script import Script, script_of, step_of
 from .clock import timed
 from .decode import Side
 
@@ -33,17 +33,19 @@ def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bo
     @torch.no_grad()
     def parts() -> float:
         filling, seconds = _start(model, prompt, streams, cache), 0.0
+        script = script_of(filling)
         for share in DEPTHS:
-            go_to(filling, streams + round(share * (calls - streams - each)))
-            seconds += timed(lambda: _write(model, filling, each), model.device)
+            go_to(filling, script, streams + round(share * (calls - streams - each)))
+            seconds += timed(lambda: _write(filling, script, each), model.device)
         return seconds
 
     @torch.no_grad()
     def peak() -> None:
         own = make_cache(model, batch=batch, length=length)
         filling = _start(model, prompt, streams, own)
-        go_to(filling, calls - 1)
-        _write(model, filling, 1)
+        script = script_of(filling)
+        go_to(filling, script, calls - 1)
+        _write(filling, script, 1)
 
     return Side(
         run=parts if passes else whole,
@@ -55,12 +57,14 @@ def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bo
     )
 
 
-def go_to(filling: Filling, step: int) -> None:
+def go_to(filling: Filling, script: Script | None, step: int) -> None:
     """Put a filling where it would be before call `step`, with nothing real in its cache."""
     ends = filling.canvas.ends
     filling.go_to(step)
     state = empty_mark(filling.model, len(ends)).state
     filling.cache.rewind(Mark(int(ends[0, step - 1]) + 1, int(ends[0, step]), state))
+    if script is not None:
+        script.follow()
 
 
 def _start(model: ArmdLM, prompt: torch.Tensor, streams: int, cache: Cache) -> Filling:
@@ -68,10 +72,9 @@ def _start(model: ArmdLM, prompt: torch.Tensor, streams: int, cache: Cache) -> F
     return Filling(model, canvas, sampling=Sampling(), cache=replace(cache))
 
 
-def _write(model: ArmdLM, filling: Filling, steps: int) -> None:
+def _write(filling: Filling, script: Script | None, steps: int) -> None:
     for _ in range(steps):
-        (rows,) = advance_together(model, [filling.part()])
-        filling.take(model.logits(filling.asked(rows)))
+        step_of(filling, script)
 
 
 def _weights(model: ArmdLM, *, int8: bool) -> float:

@@ -148,8 +148,8 @@ def warm_up(service: Service) -> None:
     import torch
 
     from ..canvas import from_prompts
+    from ..course import Course
     from ..sampling import Sampling
-    from .course import Course
     from .engine import Job
     from .events import Drawn, Failed
     from .metrics import Metrics

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from .course import Course
+from ..course import Course
 from .errors import Refusal, responses
 from .events import Drawn, Event, Failed
 from .reading import Growing

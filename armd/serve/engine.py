@@ -19,12 +19,12 @@ from typing import Any, Literal
 import torch
 
 from ..cache import Cache
+from ..course import Course
 from ..fast import FastLM
 from ..modeling_armd import ArmdLM
 from ..native import release_threads
 from ..sampling import Sampling
 from ..strokes import Pen
-from .course import Course
 from .events import Drawn, Ended, Event, Failed, Landed
 from .metrics import Metrics
 from .places import Pool, threads_for

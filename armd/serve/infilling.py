@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ..course import Course
 from ..template import fill_in, parts
-from .course import Course
 from .errors import Refusal, responses
 from .events import Drawn, Ended, Failed, Landed
 from .schema import Infilled, InfillRequest, Json

@@ -12,6 +12,7 @@ import torch
 from fastapi import Request
 
 from .. import order as orders
+from ..course import Course, completing
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
 from ..filling import spread
@@ -19,12 +20,12 @@ from ..modeling_armd import ArmdLM
 from ..order import Order
 from ..sampling import Sampling
 from ..seeds import seeded
-from .course import Course, check, completing
 from .engine import Engine, Job, Listener, Ticket
 from .errors import Gone, Refusal
 from .events import Event
 from .reading import Reader
 from .schema import Choosing
+from .tracks import check_course
 
 Answer = TypeVar("Answer")
 
@@ -86,7 +87,7 @@ class Service:
         if not blanks:
             raise ArmdError("nothing is blank; leave room for tokens to be written")
         course = completing(tokens, known, *blank_order(asked, blanks, words))
-        check(self.model, course)
+        check_course(self.model, course)
         return course
 
     def sampling(self, asked: Choosing) -> Sampling:

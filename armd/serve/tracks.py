@@ -1,21 +1,20 @@
 """Tracks: where do the texts of a pass stand, and what does it draw for each?"""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
 from ..cache import Cache, Mark, Placing
+from ..course import Course, Limits
 from ..crossing import FEW
 from ..errors import ArmdError
-from ..filling import uniforms
+from ..filling import check, uniforms
 from ..modeling_armd import ArmdLM
 from ..passes import Part, advance_together
 from ..sampling import NO_NUMBERS, Sampling, draw
 from ..shapes import Float, Int, Tensor
-from ..strokes import Limits, Line, Pen
-from .course import Course, check
+from ..strokes import Line, Pen
 from .events import Landed, Rival
 
 
@@ -33,20 +32,11 @@ class Track:
         eos: int | None = None,
         rivals: int = 0,
     ) -> None:
-        check(model, course)
+        check_course(model, course)
         self.course, self.cache, self.sampling = course, cache, sampling
         self.eos, self.rivals = eos, rivals
-        self.limits = first_limits(course)
-        self.line = Line(
-            cache,
-            position=course.position,
-            ends=course.ends,
-            tokens=course.tokens,
-            known=course.known,
-            uniform=uniforms(1, len(course.tokens), [generator])[0].tolist(),
-            choice=sampling.choice or (1.0, 0.0, 0.0, 0),
-            limits=self.limits,
-        )
+        chances = uniforms(1, len(course.tokens), [generator])[0].tolist()
+        self.line = Line(cache, course, chances, sampling.choice)
         self.written = list(course.known)
         self.seen = None
         if sampling.repetition_penalty != 1:
@@ -72,12 +62,6 @@ class Track:
         step, ends = self.step, self.course.ends
         return self.course.position[ends[step - 1] if step else 0 : ends[step]]
 
-    @property
-    def rows(self) -> int:
-        """How many rows it has in the next pass."""
-        step, ends = self.step, self.course.ends
-        return ends[step + 1] - ends[step - 1] if step else 1 + ends[0] + ends[1]
-
     def wanted(self, step: int) -> list[int]:
         """The positions that a step fills."""
         return self.course.position[self.course.ends[step] : self.course.ends[step + 1]]
@@ -96,7 +80,7 @@ class Track:
         line, known = self.line, self.course.known
         if line.told.broken:
             return ArmdError(NO_NUMBERS)
-        wanted = self.wanted(line.step - 1)
+        wanted = line.last
         rivals: list[tuple[Rival, ...]] = [()] * len(wanted)
         if self.rivals:
             rivals = _rivals(logits[first : first + len(wanted)], self.rivals)
@@ -120,28 +104,23 @@ class Track:
         return self.end is not None and all(self.written[: self.end])
 
 
+def check_course(model: ArmdLM, course: Course) -> None:
+    """Raise unless the model can write this."""
+    config, tokens = model.config, course.tokens
+    inside = min(tokens) >= 0 and max(tokens) < config.vocab_size
+    free = model.any_order and type(model).check_order is ArmdLM.check_order
+    if not (free and inside and len(tokens) <= config.max_length):
+        check(model, course.canvas())  # which has the words for it
+
+
 Landing = tuple[Landed, ...] | Exception
 """What is new of a text; or why there is nothing, which is no fault of the others."""
-
-
-def first_limits(course: Course) -> Limits:
-    """What a text's first rows see: those given the blocks before them, and their own as context;
-    the first step all that is given."""
-    count, upto = course.ends[0], course.ends[1]
-    block, wanted = course.block[:count], upto - count
-    before = [bisect_left(block, own) for own in block]
-    behind = [bisect_right(block, own) for own in block]
-    return Limits(
-        context=[1, *(b + 1 for b in behind)],
-        strict=[*(b + 1 for b in before), *[count + 1] * wanted],
-        query=[*behind, *[upto] * wanted],
-    )
 
 
 def step_together(model: ArmdLM, pen: Pen | None, tracks: list[Track]) -> list[Landing]:
     """One pass for all, but for long prompts, which pass on their own, and a draw for each. Returns
     what is new, track by track."""
-    short = [track for track in tracks if track.rows <= FEW]
+    short = [track for track in tracks if track.line.rows <= FEW]
     if pen is None or not all(track.sampling.choice for track in short):
         short = []
     rest = tracks if not short else [track for track in tracks if track not in short]
@@ -165,7 +144,7 @@ def _pass(model: ArmdLM, tracks: list[Track]) -> list[Float[Tensor, "k v"]]:
     sizes = [track.line.wanted for track in tracks]
     wanted = [own[0, -size:] for own, size in zip(rows, sizes, strict=True)]
     for track in tracks:
-        track.line.told.state = track.cache.mark.state.data_ptr()  # a new one
+        track.line.grow()
     return list(model.logits(torch.cat(wanted)).split(sizes))
 
 
@@ -179,7 +158,7 @@ def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
     x = model.embedding(tokens.clamp(min=0)).where((tokens >= 0)[..., None], model.bos)
     own, more = ([len(row[kind]) for row in rows] for kind in (1, 2))
     cut = (x.split(own, 1), places.split(own, 1), asked.split(more, 1))
-    placings = [None if track.step else _placing(track.limits, device) for track in tracks]
+    placings = [None if track.step else _placing(track.line.limits, device) for track in tracks]
     each = zip(tracks, *cut, placings, strict=True)
     return [Part(track.cache, row, place, ask, placing) for track, row, place, ask, placing in each]
 

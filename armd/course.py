@@ -1,19 +1,19 @@
 """A course: which tokens of one text are given, and in which order and steps the others come."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from .. import filling
-from ..canvas import Canvas, from_blanks, steps_of
-from ..modeling_armd import ArmdLM
-from ..order import Order
+from .canvas import Canvas, from_blanks, steps_of
+from .order import Order
 
 
 @dataclass(frozen=True)
 class Course:
-    """A canvas of one row in plain numbers: a request's few would cost more as tensors than the
+    """One row of a canvas in plain numbers: as tensors, those of a request would cost more than the
     pass that they are for."""
 
     tokens: list[int]
@@ -26,14 +26,14 @@ class Course:
     """How many are there after the prefill and after each step."""
 
     @classmethod
-    def of(cls, canvas: Canvas) -> "Course":
+    def of(cls, canvas: Canvas, row: int = 0) -> "Course":
         order = canvas.order
         return cls(
-            tokens=canvas.tokens[0].tolist(),
-            known=canvas.known[0].tolist(),
-            position=order.position[0].tolist(),
-            block=order.block[0].tolist(),
-            ends=canvas.ends_by_row[0],
+            tokens=canvas.tokens[row].tolist(),
+            known=canvas.known[row].tolist(),
+            position=order.position[row].tolist(),
+            block=order.block[row].tolist(),
+            ends=canvas.ends_by_row[row],
         )
 
     @property
@@ -62,10 +62,24 @@ def completing(
     )
 
 
-def check(model: ArmdLM, course: Course) -> None:
-    """Raise unless the model can write this."""
-    config, tokens = model.config, course.tokens
-    inside = min(tokens) >= 0 and max(tokens) < config.vocab_size
-    free = model.any_order and type(model).check_order is ArmdLM.check_order
-    if not (free and inside and len(tokens) <= config.max_length):
-        filling.check(model, course.canvas())  # which has the words for it
+class Limits(NamedTuple):
+    """How many rows before it each row may see when a text begins, BOS being one: the context rows
+    in the two-stream layers, the query rows there, and the query rows in the layers above."""
+
+    context: list[int]
+    strict: list[int]
+    query: list[int]
+
+
+def first_limits(course: Course) -> Limits:
+    """Those given see the blocks before them, and their own as context; the first step sees all
+    that is given."""
+    count, upto = course.ends[0], course.ends[1]
+    block, wanted = course.block[:count], upto - count
+    before = [bisect_left(block, own) for own in block]
+    behind = [bisect_right(block, own) for own in block]
+    return Limits(
+        context=[1, *(b + 1 for b in behind)],
+        strict=[*(b + 1 for b in before), *[count + 1] * wanted],
+        query=[*behind, *[upto] * wanted],
+    )
