@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from armd.canvas import from_blanks
 from armd.crossing import Crossing
 from armd.filling import Filling
 from armd.sampling import Sampling, draw
-from armd.script import script_of, step_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
@@ -155,58 +153,6 @@ def test_a_pass_in_c_is_the_pass(layers: tuple, query: str, rows: list, seed: in
         states = one.cache.mark.state, other.cache.mark.state
         torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
         assert one.cache.mark.context == other.cache.mark.context
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    rows=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    kind=st.sampled_from(["strided", "masking", "prompts"]),
-    way=st.sampled_from([{}, {"top_p": 0.8}, {"temperature": 0}, {"top_k": 3, "min_p": 0.01}]),
-    eos=st.sampled_from([None, 3]),
-    few=st.sampled_from([4, 9, 128]),
-    seed=st.integers(0, 2**31),
-)
-def test_a_script_draws_what_its_filling_would(
-    rows: list[int], kind: str, way: dict, eos: int | None, few: int, seed: int
-) -> None:
-    """To the last bit, step by step: batches of unlike rows, texts that end, and some passes with
-    more rows than a pen takes, so that it and the filling's own passes take turns."""
-    g = torch.Generator().manual_seed(seed)
-    _, packed = models_of(8, g, n_layers=3, n_two_stream=2)
-    n, batch = int(torch.randint(6, 40, (), generator=g)), len(rows)
-    known = torch.rand(batch, n, generator=g) < 0.4
-    if kind == "prompts":
-        known = torch.arange(n) < torch.randint(n - 1, (batch, 1), generator=g)
-    known[:, -1] = False
-    blanks = [int((~own).sum()) for own in known]
-    each = [
-        armd.order.masking(count, 3, generator=g)
-        if kind == "masking"
-        else armd.order.strided(count, min(size, count))
-        for count, size in zip(blanks, rows, strict=True)
-    ]
-    whole = [armd.order.completing(own, order) for own, order in zip(known, each, strict=True)]
-    tokens = torch.randint(7, (batch, n), generator=g)
-    canvas = from_blanks(tokens, known, order=armd.order.stack(whole))
-    fillings = [
-        Filling(
-            *(packed, canvas),
-            sampling=Sampling(**way),
-            generator=torch.Generator().manual_seed(1),
-            eos=eos,
-        )
-        for _ in range(2)
-    ]
-    script = script_of(fillings[0])
-    assert script is not None
-    with torch.no_grad(), patch("armd.script.FEW", few):
-        while not fillings[1].done:
-            found, expected = step_of(fillings[0], script), step_of(fillings[1], None)
-            assert found.index == expected.index
-            assert found.position.equal(expected.position) and found.drawn.equal(expected.drawn)
-            assert found.token.equal(expected.token)
-            assert found.logp[found.drawn].equal(expected.logp[found.drawn])
-    assert fillings[0].done and fillings[0].text.equal(fillings[1].text)
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from hostile import tokenizer
 
 import armd
-from armd.data.tokenizer import TextTokenizer, byte_level, byte_symbols, with_ends
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install it")
 pytest.importorskip("fastapi", reason="no server: pip install 'armd[serve]'")
@@ -27,26 +27,6 @@ if CHROMIUM is None:
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
 QUIET = "--disable-background-networking --disable-component-update"
 LENGTH = 256
-HOSTILE = (
-    "<script>window.hacked={}</script>",
-    "<img src=x onerror=window.hacked={}>",
-    "</span><svg onload=window.hacked={}>",
-    '"><iframe srcdoc="<script>top.hacked={}</script>">',
-)
-
-
-def tokenizer() -> TextTokenizer:
-    """All bytes, and as many tokens that would run if the page took them for markup."""
-    from tokenizers import models
-
-    symbols = byte_symbols()
-    hostile = [HOSTILE[i % 4].format(i) for i in range(256)]
-    words = ["".join(symbols[byte] for byte in word.encode()) for word in hostile]
-    vocabulary = {word: number for number, word in enumerate([*symbols, *words])}
-    return with_ends(
-        TextTokenizer(byte_level(models.BPE(vocab=vocabulary, merges=[]), split=False), {}),
-        rows=False,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,11 @@ import time
 import pytest
 import torch
 from eval_models import tiny_armd
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 import armd
 from armd import fast, native
 from armd.canvas import from_blanks
-from armd.course import Course, completing
+from armd.course import Course
 from armd.generation import fill
 from armd.sampling import Sampling
 from armd.seeds import seeded
@@ -301,22 +299,3 @@ def test_errands_have_the_model_for_themselves(engine: Engine) -> None:
     with pytest.raises(ZeroDivisionError):
         engine.errand(lambda: 1 // 0).result(20)
     assert hearer.over.wait(20) and hearer.landed == alone(engine.model, 2)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 2), st.integers(1, 5))
-def test_a_course_is_a_canvas_in_plain_numbers(known: list[bool], kind: int, size: int) -> None:
-    blanks = known.count(False)
-    assume(blanks)
-    orders = [
-        armd.order.strided(blanks, min(size, blanks)),
-        armd.order.random(blanks, generator=seeded(size)),
-        armd.order.masking(blanks, size, generator=seeded(size)),
-    ]
-    tokens = torch.randint(9, (len(known),), generator=seeded(kind))
-    order, given_ = orders[kind], torch.tensor(known)
-    canvas = from_blanks(tokens[None], given_[None], order=armd.order.completing(given_, order))
-    plain = (order.position.tolist(), order.block.tolist())
-    course = completing(tokens.tolist(), known, *plain)
-    assert course == Course.of(canvas) and Course.of(course.canvas()) == course
-    assert course.steps == canvas.steps
