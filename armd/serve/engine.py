@@ -174,11 +174,15 @@ class Engine:
                 self._errand()
                 if self.active:
                     self._pass()
-                now = time.monotonic()
-                if self.told and (self.urgent or now >= self.last + PACE):
-                    told, self.told, self.urgent, self.last = self.told, [], False, now
-                    with suppress(RuntimeError):  # the server's loop has closed: nobody listens
-                        self.deliver(told)
+                if self.urgent or time.monotonic() >= self.last + PACE:
+                    self._deliver()
+
+    def _deliver(self) -> None:
+        """Tell what there is to tell."""
+        told, self.told, self.urgent, self.last = self.told, [], False, time.monotonic()
+        if told:
+            with suppress(RuntimeError):  # the server's loop has closed: nobody listens
+                self.deliver(told)
 
     def _gather(self) -> bool:
         """Wait for work, clear and fill the places; False at the end."""
@@ -225,6 +229,7 @@ class Engine:
             work, future = self.errands.popleft()
         if not future.set_running_or_notify_cancel():
             return
+        self._deliver()  # it may take long
         try:
             future.set_result(work())
         except BaseException as error:

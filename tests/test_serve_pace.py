@@ -1,0 +1,63 @@
+"""What was drawn may wait for more, but never the first token of a text, its end, or for ever."""
+
+import threading
+
+import pytest
+from eval_models import tiny_armd
+
+from armd.canvas import from_prompts
+from armd.course import Course
+from armd.sampling import Sampling
+from armd.seeds import seeded
+from armd.serve import engine as engines
+from armd.serve.engine import Engine, Job
+from armd.serve.events import Drawn, Ended
+
+STEPS = 12
+
+
+def told(texts: int = 1, *, errands: bool = False) -> list[list[tuple[int, object]]]:
+    """What is told, delivery by delivery, of texts that are written together."""
+    batches, over = [], threading.Event()
+    course = Course.of(from_prompts(None, length=STEPS))
+
+    def deliver(given) -> None:
+        batches.append([(listener(), event) for listener, event in given])
+        if sum(isinstance(event, Ended) for batch in batches for _, event in batch) == texts:
+            over.set()
+
+    engine = Engine(tiny_armd(), places=texts, deliver=deliver).start()
+    jobs = [Job(course, Sampling(), seeded(i), lambda i=i: i) for i in range(texts)]
+    engine.submit(jobs)
+    while errands and not over.is_set():
+        assert engine.errand(lambda: len(engine.told)).result(20) == 0
+    assert over.wait(20)
+    engine.stop()
+    assert engine.join(20)
+    return batches
+
+
+def steps(batches, text: int) -> list[int]:
+    return [e.step for batch in batches for i, e in batch if i == text and isinstance(e, Drawn)]
+
+
+def test_the_first_token_and_the_end_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "PACE", 1000.0)
+    batches = told(texts=3)
+    assert len(batches) == 2
+    assert [(i, e.step) for i, e in batches[0]] == [(0, 0), (1, 0), (2, 0)]
+    for text in range(3):
+        assert steps(batches, text) == list(range(STEPS))
+        assert isinstance([e for i, e in batches[1] if i == text][-1], Ended)
+
+
+def test_nothing_waits_for_an_errand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "PACE", 1000.0)
+    assert steps(told(errands=True), 0) == list(range(STEPS))
+
+
+def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "PACE", 0.0)
+    batches = told()
+    assert [len(batch) for batch in batches] == [1] * (STEPS - 1) + [2]
+    assert steps(batches, 0) == list(range(STEPS))
