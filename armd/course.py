@@ -74,7 +74,7 @@ class Limits(NamedTuple):
 def first_limits(course: Course) -> Limits:
     """Those given see the blocks before them, and their own as context; the first step sees all
     that is given."""
-    count, upto = course.ends[0], course.ends[1]
+    count, upto = course.ends[0], course.ends[min(1, course.steps)]
     block, wanted = course.block[:count], upto - count
     before = [bisect_left(block, own) for own in block]
     behind = [bisect_right(block, own) for own in block]

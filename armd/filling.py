@@ -33,7 +33,8 @@ class Step:
 class Filling:
     """A canvas being filled. Each step is three calls: `part` says which rows the next pass takes,
     `asked` picks, of the rows it gives, those of this step, and `take` draws tokens from their
-    logits. Whoever calls may let many fillings share a pass. Position n, one past the end, is where
+    logits; or, where they are drawn elsewhere, two: `turn` and `put`. Whoever calls may let many
+    fillings share a pass. Position n, one past the end, is where
     padding goes."""
 
     def __init__(
@@ -67,16 +68,18 @@ class Filling:
     def go_to(self, step: int) -> None:
         """Stand behind step `step`; 0: before the first pass."""
         self.index = step
-        self.slots = self.canvas.slots(step)
-        self.at = _look(self.position, self.slots)
+        self._look_at(step)
 
     @property
     def done(self) -> bool:
         return self.ended or self.index == self.canvas.steps
 
     def turn(self) -> None:
-        """To the places of the next step."""
-        self.slots = self.canvas.slots(self.index + 1)
+        """Look at the places of the next step."""
+        self._look_at(self.index + 1)
+
+    def _look_at(self, step: int) -> None:
+        self.slots = self.canvas.slots(step)
         self.at = _look(self.position, self.slots)
 
     def part(self) -> Part:

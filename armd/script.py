@@ -1,5 +1,7 @@
 """A script: a filling whose rows are written by a pen, with hardly a tensor between two steps."""
 
+from dataclasses import replace
+
 import torch
 
 from .cache import Mark
@@ -17,11 +19,12 @@ class Script:
     """The rows of a filling as lines. The filling stays the one who knows what is there."""
 
     def __init__(self, model: FastLM, filling: Filling) -> None:
-        self.filling, self.pen = filling, Pen(model, filling.cache)
+        self.filling, self.pen, cache = filling, Pen(model, filling.cache), filling.cache
+        cache.mark = replace(cache.mark, state=cache.mark.state.clone())  # it grows in place
         canvas, choice = filling.canvas, filling.sampling.choice
         chances = filling.uniform[:, :-1].tolist()
         self.lines = [
-            Line(filling.cache, Course.of(canvas, row), chances[row], choice, row=row)
+            Line(cache, Course.of(canvas, row), chances[row], choice, row=row)
             for row in range(len(chances))
         ]
 
@@ -62,7 +65,7 @@ class Script:
 
 
 def script_of(filling: Filling) -> Script | None:
-    """None where C cannot write it: another device, another model, a penalty."""
+    """None where C cannot write it: weights that are not packed, another query, a penalty."""
     model = filling.model
     if not isinstance(model, FastLM) or not model.whole or filling.sampling.choice is None:
         return None

@@ -58,15 +58,16 @@ def test_a_script_draws_what_its_filling_would(
     known = torch.rand(batch, n, generator=g) < 0.4
     if kind == "prompts":
         known = torch.arange(n) < torch.randint(n - 1, (batch, 1), generator=g)
-    known[:, -1] = False
-    blanks = [int((~own).sum()) for own in known]
-    each = [
-        armd.order.masking(count, 3, generator=g)
-        if kind == "masking"
-        else armd.order.strided(count, min(size, count))
-        for count, size in zip(blanks, rows, strict=True)
-    ]
-    whole = [armd.order.completing(own, order) for own, order in zip(known, each, strict=True)]
+    known[0, -1] = False  # others may be known altogether
+    known[-1] |= batch > 2
+
+    def order_of(own: torch.Tensor, size: int) -> armd.Order:
+        count = int((~own).sum())
+        if count and kind == "masking":
+            return armd.order.completing(own, armd.order.masking(count, 3, generator=g))
+        return armd.order.infill(own, max(1, min(size, count)))
+
+    whole = [order_of(own, size) for own, size in zip(known, rows, strict=True)]
     tokens = torch.randint(7, (batch, n), generator=g)
     canvas = from_blanks(tokens, known, order=armd.order.stack(whole))
     fillings = [

@@ -1,9 +1,12 @@
 """What was drawn may wait for more, but never the first token of a text, its end, or for ever."""
 
+import json
 import threading
 
+import httpx
 import pytest
 from eval_models import tiny_armd
+from serving import running
 
 from armd.canvas import from_prompts
 from armd.course import Course
@@ -12,6 +15,7 @@ from armd.seeds import seeded
 from armd.serve import engine as engines
 from armd.serve.engine import Engine, Job
 from armd.serve.events import Drawn, Ended
+from armd.serve.places import Pool
 
 STEPS = 12
 
@@ -61,3 +65,42 @@ def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     batches = told()
     assert [len(batch) for batch in batches] == [1] * (STEPS - 1) + [2]
     assert steps(batches, 0) == list(range(STEPS))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/infill"])
+def test_what_was_drawn_before_a_failure_is_sent(path: str, monkeypatch) -> None:
+    monkeypatch.setattr(engines, "PACE", 1000.0)
+    step, calls = engines.step_together, iter(range(100))
+
+    def breaking(*given):
+        if next(calls) == 5:
+            raise MemoryError("none left")
+        return step(*given)
+
+    monkeypatch.setattr(engines, "step_together", breaking)
+    body = {"prompt": "ab", "max_tokens": 20, "stream": True, "seed": 1}
+    with running() as server:
+        answer = httpx.post(server.url + path, json=body)
+        server.at_rest()
+    events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line]
+    assert "failed" in events[-1]["error"]["message"]
+    if path == "/v1/infill":
+        assert [event.get("step") for event in events[1:-1]] == [0, 1, 2, 3, 4]
+    else:  # bytes that are no characters yet are not shown
+        assert "".join(event["choices"][0]["text"] for event in events[:-1])
+
+
+def test_a_place_that_cannot_be_cleared_fails_one_text_alone(monkeypatch) -> None:
+    clear, calls = Pool.clear, iter(range(100))
+
+    def failing(pool: Pool, place):
+        if next(calls) == 1:
+            raise MemoryError("none left")
+        return clear(pool, place)
+
+    monkeypatch.setattr(Pool, "clear", failing)
+    body = {"prompt": "ab", "max_tokens": 2}
+    with running() as server:
+        found = [httpx.post(server.url + "/v1/completions", json=body) for _ in range(3)]
+        server.at_rest()
+    assert [answer.status_code for answer in found] == [200, 500, 200]

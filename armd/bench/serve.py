@@ -160,7 +160,7 @@ def asked(port: int, clients: int, tokens: int, texts: int) -> dict[str, float]:
     """What a process of clients measured: all seconds, the first token's, and those of a call."""
     numbers = map(str, (port, clients, tokens, texts))
     words = [sys.executable, "-m", "armd.bench.serve", *numbers]
-    answer = subprocess.run(words, check=True, capture_output=True, text=True)
+    answer = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(answer.stdout)
 
 
@@ -169,7 +169,7 @@ async def together(port: int, clients: int, tokens: int, texts: int) -> dict[str
     from .client import Recorder
 
     async def one(line: Recorder, number: int, count: int) -> list[list[float]]:
-        # an order of its own has no EOS to stop at, so that every text has all its tokens
+        # tokens and known have no EOS to stop at, so that every text has all its tokens
         body = {"tokens": [1] + [0] * tokens, "known": [True] + [False] * tokens}
         heard = [
             await line.listen("/v1/infill", body | {"seed": number + clients * text})

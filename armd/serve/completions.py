@@ -154,11 +154,9 @@ def envelope(service: Service, plan: Plan, choices: list[Json], *, usage: bool) 
 async def whole(service: Service, plan: Plan) -> Json:
     hearing = begin(service, plan)
     try:
-        async for heard in hearing.events():
-            for index, event in heard:
+        while not plan.finished:
+            for index, event in await hearing.more():
                 grow(plan, hearing, index, event)
-            if plan.finished:
-                break
     finally:
         hearing.leave()
     choices = [
@@ -176,12 +174,15 @@ async def streamed(
         if text.prompt:
             echo = choice_of(service, plan, text, text.prompt, slice(0, 0))
             yield [envelope(service, plan, [echo], usage=False)]
-    async for heard in hearing.events():
-        grown = (grow(plan, hearing, index, event) for index, event in heard)
-        chunks = [chunk_of(service, plan, text) for text in grown if text is not None]
-        yield [chunk for chunk in chunks if chunk is not None]
-        if plan.finished:
-            break
+    while not plan.finished:
+        chunks = []
+        for index, event in await hearing.more():
+            if isinstance(event, Failed):
+                yield chunks
+            text = grow(plan, hearing, index, event)
+            chunk = text and chunk_of(service, plan, text)
+            chunks += [chunk] if chunk else []
+        yield chunks
     options = plan.asked.stream_options
     if options is not None and options.include_usage:
         yield [envelope(service, plan, [], usage=True)]

@@ -33,8 +33,8 @@ from .tracks import Track, step_together
 Listener = Callable[[Event], None]
 
 PACE = 0.002
-"""Seconds that what was drawn may wait for more, so that a fast model's tokens travel together; the
-first of a text, and its end, go at once."""
+"""Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
+together. The first of a text, and its end, go at once; nothing waits for an errand or a prompt."""
 
 
 class Busy(Exception):
@@ -76,9 +76,14 @@ class Ticket:
     """Nobody waits for it any more."""
 
 
+def _now(work: Callable[[], None]) -> None:
+    work()
+
+
 class Engine:
-    """Write texts in a thread of its own. `deliver` takes what is to be told after each pass, as
-    (listener, event) pairs, in that thread; left out, the listeners are called there."""
+    """Write texts in a thread of its own. `deliver` takes what is to be told, pass after pass or of
+    some passes together, as (listener, event) pairs, in that thread; left out, the listeners are
+    called there."""
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class Engine:
         return self
 
     def submit(
-        self, jobs: Sequence[Job], *, later: Callable[[Callable[[], None]], object] | None = None
+        self, jobs: Sequence[Job], *, later: Callable[[Callable[[], None]], object] = _now
     ) -> list[Ticket]:
         """All of them, or none: raises Busy where the queue has no room, Stopping at the end. With
         `later`, an engine at rest is woken by what is handed to it."""
@@ -120,7 +125,7 @@ class Engine:
             self._check(len(jobs))
             tickets = [Ticket(job, time.monotonic()) for job in jobs]
             self.waiting.extend(tickets)
-        (later or _now)(self._wake)
+        later(self._wake)
         return tickets
 
     def _wake(self) -> None:
@@ -194,7 +199,7 @@ class Engine:
             self._clear(time.monotonic())
             while self.waiting and self.pool.free:
                 ticket = self.waiting.popleft()
-                ticket.place = self.pool.take()
+                ticket.place = self.pool.free.pop()
                 self.active.append(ticket)
         return True
 
@@ -238,6 +243,8 @@ class Engine:
     def _pass(self) -> None:
         """One pass of all places, and what it draws for each."""
         start = time.perf_counter()
+        if any(ticket.track is None for ticket in self.active):
+            self._deliver()  # a prompt may take long
         for ticket in list(self.active):
             self._begin(ticket)
         tickets = list(self.active)
@@ -264,9 +271,9 @@ class Engine:
             return
         job = ticket.job
         options = {"sampling": job.sampling, "eos": job.eos, "rivals": job.rivals}
-        given = (self.model, job.course, ticket.place)
         try:
-            ticket.track = Track(*given, generator=job.generator, **options)
+            cache = self.pool.clear(ticket.place)
+            ticket.track = Track(self.model, job.course, cache, generator=job.generator, **options)
         except Exception as error:  # one text's failure is not the others'
             self._leave(ticket, Failed(repr(error)))
 
@@ -279,7 +286,3 @@ class Engine:
         if track.done:
             why: Literal["stop", "length"] = "stop" if track.ended else "length"
             self._leave(ticket, Ended(why))
-
-
-def _now(work: Callable[[], None]) -> None:
-    work()

@@ -139,19 +139,19 @@ async def streamed(
     service: Service, sheet: Sheet, hearing: Hearing
 ) -> AsyncGenerator[list[Json], None]:
     """Events, those that come together in one list."""
-    yield [start_event(service, sheet)]
-    async for heard in hearing.events():
+    found = [start_event(service, sheet)]
+    while found[-1]["type"] != "end":
+        yield found
         found = []
-        for _, event in heard:
+        for _, event in await hearing.more():
             if isinstance(event, Failed):
+                yield found
                 raise Refusal(500, f"the text failed: {event.message}")
             if isinstance(event, Drawn):
                 found.append(step_event(service, sheet, event))
             else:
                 found.append(end_event(service, sheet, event))
-        yield found
-        if found[-1]["type"] == "end":
-            return
+    yield found
 
 
 async def whole(service: Service, sheet: Sheet, hearing: Hearing) -> Json:

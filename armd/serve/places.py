@@ -23,9 +23,8 @@ class Pool:
         # position codes and turns are the same for all
         return cls(model, [first, *(replace(c, code=first.code, turn=first.turn) for c in rest)])
 
-    def take(self) -> Cache:
-        """A free place, as an empty cache."""
-        place = self.free.pop()
+    def clear(self, place: Cache) -> Cache:
+        """The place as an empty cache."""
         place.mark = empty_mark(self.model, 1)
         return place
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -72,7 +72,7 @@ class Service:
         ).start()
 
     def _deliver(self, told: list[tuple[Listener, Event]]) -> None:
-        """From the engine's thread to the server's, once a pass."""
+        """From the engine's thread to the server's."""
         loop = self.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(_tell, told)
@@ -154,14 +154,12 @@ class Hearing:
         """Nobody needs text `index` any more, or all of them: their places become free."""
         self.engine.cancel(self.tickets if index is None else [self.tickets[index]])
 
-    async def events(self) -> AsyncIterator[list[tuple[int, Event]]]:
-        """What came since the last time, until the caller has had enough; it knows which texts have
-        ended."""
-        while True:
-            await self.some.wait()
-            self.some.clear()
-            heard, self.heard = self.heard, []
-            yield heard
+    async def more(self) -> list[tuple[int, Event]]:
+        """What came since the last time; whoever asks knows which texts have ended."""
+        await self.some.wait()
+        self.some.clear()
+        heard, self.heard = self.heard, []
+        return heard
 
 
 def _tell(told: list[tuple[Listener, Event]]) -> None:

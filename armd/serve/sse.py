@@ -51,8 +51,8 @@ class EventStream(Response):
         await send(start)
         try:
             async for contents in self.events:
-                body = b"".join(map(data, contents))
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                if body := b"".join(map(data, contents)):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
         except (Gone, OSError):
             raise
         except Exception as error:  # the status is sent already

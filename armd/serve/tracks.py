@@ -199,8 +199,6 @@ def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> Landing:
         token, logp = draw(logits[None], uniform, track.sampling, track.seen, forced)
     except Exception as error:
         return error
-    if min(token[0].tolist()) < 0:
-        return ArmdError(NO_NUMBERS)
     track.put(token[0].tolist(), logp[0].tolist())
     return track.take(logits, 0)
 
