@@ -37,6 +37,7 @@ def demo(
     speeds = measured(run)
     ratios = ", ".join(f"S={s} {v:,.0f} ({v / speeds['1']:.1f} times)" for s, v in speeds.items())
     print(f"\ntokens/s, best of {REPEATS} texts each: {ratios}")
+    print("(a model this small lies in a core's cache; with larger ones streams gain more: README)")
     fill(run)
     print(f"\nMore: armd generate {run} --prompt '...' --streams 4 --show")
     if json:
@@ -60,7 +61,7 @@ def write(run: Path, streams: int) -> None:
 
 
 def measured(run: Path) -> dict[str, float]:
-    """Tokens/s by streams. One text takes a tenth of a second, too little to go by; so each way
+    """Tokens/s by streams. One text takes a few hundredths of a second, too little to go by; so each way
     writes several, in turn, and its best counts."""
     from .fast import pack
     from .generation import generate
