@@ -61,8 +61,8 @@ def write(run: Path, streams: int) -> None:
 
 
 def measured(run: Path) -> dict[str, float]:
-    """Tokens/s by streams. One text takes a few hundredths of a second, too little to go by; so each way
-    writes several, in turn, and its best counts."""
+    """Tokens/s by streams. One text takes a few hundredths of a second, too little to go by; so
+    each way writes several, in turn, and its best counts."""
     from .fast import pack
     from .generation import generate
     from .pretrained import load_model
