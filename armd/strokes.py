@@ -54,8 +54,13 @@ class Line:
 
     @property
     def last(self) -> list[int]:
-        """The positions that its last step filled."""
-        return self.position[self.ends[self.step - 1] : self.ends[self.step]]
+        """The positions that its last step filled; before the first, those given."""
+        return self.position[self.ends[self.step - 1] if self.step else 0 : self.ends[self.step]]
+
+    @property
+    def next(self) -> list[int]:
+        """The positions that its next step fills."""
+        return self.position[self.ends[self.step] : self.ends[self.step + 1]]
 
     @property
     def steps(self) -> int:

@@ -56,19 +56,9 @@ class Track:
     def done(self) -> bool:
         return self.ended or self.line.step == self.course.steps
 
-    @property
-    def entering(self) -> list[int]:
-        """The positions that the step before filled; at first those given."""
-        step, ends = self.step, self.course.ends
-        return self.course.position[ends[step - 1] if step else 0 : ends[step]]
-
-    def wanted(self, step: int) -> list[int]:
-        """The positions that a step fills."""
-        return self.course.position[self.course.ends[step] : self.course.ends[step + 1]]
-
     def put(self, tokens: list[int], logps: list[float]) -> None:
         """Write down what was drawn for this step."""
-        for position, token, logp in zip(self.wanted(self.step), tokens, logps, strict=True):
+        for position, token, logp in zip(self.line.next, tokens, logps, strict=True):
             self.line.tokens[position], self.line.logp[position] = token, logp
         if self.seen is not None:
             self.seen[0, tokens] = True
@@ -166,10 +156,9 @@ def _parts(model: ArmdLM, tracks: list[Track]) -> list[Part]:
 def _rows(track: Track) -> tuple[list[int], list[int], list[int]]:
     """Tokens that enter, -1 for BOS, their places and those of the query rows; BOS stands at 0. The
     cache may have been written by a pen, which leaves no marks."""
-    cache, step, ends = track.cache, track.step, track.course.ends
-    entering, wanted = track.entering, track.wanted(step)
-    tokens, places = [track.line.tokens[p] for p in entering], [p + 1 for p in entering]
-    asked = [p + 1 for p in wanted]
+    cache, line, step, ends = track.cache, track.line, track.step, track.course.ends
+    tokens, places = [line.tokens[p] for p in line.last], [p + 1 for p in line.last]
+    asked = [p + 1 for p in line.next]
     if step:
         cache.mark = Mark(1 + ends[step - 1], ends[step], cache.mark.state)
         return tokens, places, asked
@@ -190,9 +179,9 @@ def _placing(limits: Limits, device: torch.device) -> Placing:
 
 
 def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> Landing:
-    step, wanted = track.step, track.wanted(track.step)
-    chances = track.line.uniform[track.course.ends[step] : track.course.ends[step + 1]]
-    given = [track.course.tokens[p] if track.course.known[p] else -1 for p in wanted]
+    course, step = track.course, track.step
+    chances = track.line.uniform[course.ends[step] : course.ends[step + 1]]
+    given = [course.tokens[p] if course.known[p] else -1 for p in track.line.next]
     uniform = torch.tensor([chances], dtype=torch.float64)
     forced = torch.tensor([given]) if max(given) >= 0 else None
     try:
