@@ -7,8 +7,9 @@ BIN := .venv/bin
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
+	@echo "setting up .venv: some minutes, once"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check \
+	$(BIN)/pip install --disable-pip-version-check \
 		--editable '.[dev,plots,demo,eval,serve]' --constraint constraints.txt
 	@touch $@
 
