@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import order as order
-    from .configuration_armd import ArmdConfig as ArmdConfig
-    from .errors import ArmdError as ArmdError
-    from .generation import generate as generate
-    from .generation import infill as infill
-    from .generation import stream as stream
-    from .likelihood import any_order as any_order
-    from .likelihood import log_likelihood as log_likelihood
-    from .likelihood import loss as loss
-    from .modeling_armd import ArmdLM as ArmdLM
-    from .order import Order as Order
+    from .generation.api import generate as generate
+    from .generation.api import infill as infill
+    from .generation.api import stream as stream
+    from .model.configuration_armd import ArmdConfig as ArmdConfig
+    from .model.errors import ArmdError as ArmdError
+    from .model.likelihood import any_order as any_order
+    from .model.likelihood import log_likelihood as log_likelihood
+    from .model.likelihood import loss as loss
+    from .model.modeling_armd import ArmdLM as ArmdLM
+    from .model.order import Order as Order
 
 _WHERE = {
-    "ArmdConfig": "configuration_armd",
-    "ArmdError": "errors",
-    "ArmdLM": "modeling_armd",
-    "Order": "order",
-    "any_order": "likelihood",
-    "generate": "generation",
-    "infill": "generation",
-    "log_likelihood": "likelihood",
-    "loss": "likelihood",
-    "stream": "generation",
+    "ArmdConfig": "model.configuration_armd",
+    "ArmdError": "model.errors",
+    "ArmdLM": "model.modeling_armd",
+    "Order": "model.order",
+    "any_order": "model.likelihood",
+    "generate": "generation.api",
+    "infill": "generation.api",
+    "log_likelihood": "model.likelihood",
+    "loss": "model.likelihood",
+    "stream": "generation.api",
 }
 __all__ = [*_WHERE, "order"]
 
@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
 def _register_config() -> None:
     from transformers import AutoConfig
 
-    from .configuration_armd import ArmdConfig
+    from .model.configuration_armd import ArmdConfig
 
     AutoConfig.register("armd", ArmdConfig, exist_ok=True)
 
@@ -61,8 +61,8 @@ def _register_config() -> None:
 def _register_model() -> None:
     from transformers import AutoModelForMaskedLM
 
-    from .configuration_armd import ArmdConfig
-    from .modeling_armd import ArmdLM
+    from .model.configuration_armd import ArmdConfig
+    from .model.modeling_armd import ArmdLM
 
     AutoModelForMaskedLM.register(ArmdConfig, ArmdLM, exist_ok=True)
 

@@ -9,29 +9,45 @@ from collections.abc import Sequence
 
 from .errors import ArmdError
 
-# verb -> (module, function, what it does); a verb of two words is matched before its first word.
+# verb -> (module of armd, function, what it does); two words are matched before one
 VERBS: dict[str, tuple[str, str, str]] = {
-    "demo": ("armd.demo", "demo", "train a small model and show what it does"),
-    "prepare": ("armd.data.prepare", "prepare", "turn text into a dataset of tokens"),
-    "train": ("armd.train_command", "train_command", "train a model, or go on with a run"),
-    "plan": ("armd.plan", "plan", "what a preset costs: weights, FLOPs, memory, days"),
-    "inspect": ("armd.inspect_batch", "inspect_batch", "look at the batch of one training step"),
-    "generate": ("armd.writing", "generate", "write text: continue prompts, fill blanks"),
-    "eval ppl": ("armd.eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
-    "eval samples": ("armd.eval.samples", "eval_samples", "judge generated text"),
-    "eval infill": ("armd.eval.infill", "eval_infill", "what context on both sides buys"),
-    "reproduce": ("armd.reproduce.command", "reproduce", "the paper's experiments in miniature"),
-    "report": ("armd.eval.report", "report", "the paper's tables, its figures beside ours"),
-    "plot": ("armd.curves", "plot_curves", "draw the curves of runs"),
-    "plot order": ("armd.plots", "plot_order", "draw an order: masking process, permutation, mask"),
-    "plot idea": ("armd.plots", "plot_idea", "draw three orders side by side: the idea"),
-    "plot streams": ("armd.landing", "plot_streams", "draw how the tokens of a text land, by step"),
-    "serve": ("armd.serve.command", "serve", "serve a model to many clients, with a page"),
-    "bench train": ("armd.bench.train", "bench_train", "time a training step against AR and GPT-2"),
-    "bench eval": ("armd.bench.eval", "bench_eval", "time perplexity against the bare forward"),
-    "bench decode": ("armd.bench.decode", "bench_decode", "time generation against its rivals"),
-    "bench products": ("armd.bench.products", "bench_products", "time products of a few rows"),
-    "bench serve": ("armd.bench.serve", "bench_serve", "time the server: many clients against one"),
+    "demo": ("commands.demo", "demo", "train a small model and show what it does"),
+    "prepare": ("data.prepare", "prepare", "turn text into a dataset of tokens"),
+    "train": ("train.command", "train_command", "train a model, or go on with a run"),
+    "plan": (
+        "armd.train.cost_estimate",
+        "plan",
+        "what a preset costs: weights, FLOPs, memory, days",
+    ),
+    "inspect": (
+        "armd.train.inspect_batch",
+        "inspect_batch",
+        "look at the batch of one training step",
+    ),
+    "generate": ("commands.generate", "generate", "write text: continue prompts, fill blanks"),
+    "eval ppl": ("eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
+    "eval samples": ("eval.samples", "eval_samples", "judge generated text"),
+    "eval infill": ("eval.infill", "eval_infill", "what context on both sides buys"),
+    "reproduce": ("reproduce.command", "reproduce", "the paper's experiments in miniature"),
+    "report": ("eval.report", "report", "the paper's tables, its figures beside ours"),
+    "plot": ("plots.curves", "plot_curves", "draw the curves of runs"),
+    "plot order": (
+        "armd.plots.orders",
+        "plot_order",
+        "draw an order: masking process, permutation, mask",
+    ),
+    "plot idea": ("plots.orders", "plot_idea", "draw three orders side by side: the idea"),
+    "plot streams": (
+        "armd.plots.streams",
+        "plot_streams",
+        "draw how the tokens of a text land, by step",
+    ),
+    "serve": ("serve.command", "serve", "serve a model to many clients, with a page"),
+    "bench train": ("bench.train", "bench_train", "time a training step against AR and GPT-2"),
+    "bench eval": ("bench.eval", "bench_eval", "time perplexity against the bare forward"),
+    "bench decode": ("bench.decode", "bench_decode", "time generation against its rivals"),
+    "bench products": ("bench.gemm", "bench_products", "time products of a few rows"),
+    "bench serve": ("bench.serve", "bench_serve", "time the server: many clients against one"),
 }
 
 
@@ -64,7 +80,7 @@ def run(words: Sequence[str]) -> None:
 
     verb, rest = find_verb(words)
     module, function, _ = VERBS[verb]
-    target = getattr(importlib.import_module(module), function)
+    target = getattr(importlib.import_module(f"armd.{module}"), function)
     if list(inspect.signature(target).parameters) == ["words"]:
         return target(rest)  # its options depend on its first word, so it parses them itself
     tyro.cli(

@@ -1,5 +1,3 @@
-"""The one error a user's mistake raises: its message names the fix."""
+"""What a user's mistake raises; importable without torch."""
 
-
-class ArmdError(ValueError):
-    """A mistake the caller can mend. The command line prints the message and exits 2."""
+from .model.errors import ArmdError as ArmdError

@@ -64,7 +64,7 @@ def find_device(name: str | None) -> torch.device:
     """The device of that name, if it is here; None is the GPU of this process, or the CPU."""
     import torch
 
-    from .sharing import device_here
+    from .runtime.processes import device_here
 
     name = device_here(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:

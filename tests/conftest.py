@@ -12,7 +12,7 @@ import armd
 
 # before the hook, which takes transformers' configs for dataclasses
 import armd.baselines.configuration
-import armd.configuration_armd
+import armd.model.configuration_armd
 
 # all but armd.data, which has files in its signatures, not tensors; gzip's are no typing.IO
 PARTS = [path.stem for path in Path(armd.__file__).parent.iterdir()]

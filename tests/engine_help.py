@@ -6,12 +6,12 @@ import torch
 from eval_models import tiny_armd
 
 import armd
-from armd import fast
-from armd.canvas import from_blanks
-from armd.course import Course
-from armd.generation import fill
-from armd.sampling import Sampling
-from armd.seeds import seeded
+from armd.generation.api import fill
+from armd.generation.decode_plan import Course
+from armd.generation.plan import from_blanks
+from armd.generation.sampling import Sampling
+from armd.native import packed as fast
+from armd.runtime.seeds import seeded
 from armd.serve.engine import Job
 from armd.serve.events import Drawn, Ended, Failed
 

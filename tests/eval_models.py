@@ -7,9 +7,9 @@ import torch
 
 import armd
 from armd.data.tokenizer import byte_tokenizer, with_ends
+from armd.eval.corpora import Corpus
 from armd.eval.detokenize import plain
-from armd.eval.models import Loaded
-from armd.eval.texts import Corpus
+from armd.eval.load_model import Loaded
 
 torch.set_num_threads(1)  # models this small only wait for each other's threads
 VOCABULARY = 300

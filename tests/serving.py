@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import uvicorn
 from eval_models import tiny_armd, tokenizer
 
-from armd import fast
+from armd.native import packed as fast
 from armd.serve.app import make_app
 from armd.serve.command import listening, patient
 from armd.serve.service import Limits, Service

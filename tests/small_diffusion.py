@@ -9,7 +9,7 @@ from torch import Tensor
 
 from armd.baselines.configuration import BaselineConfig
 from armd.baselines.d3pm import D3pm
-from armd.baselines.trunk import Trunk
+from armd.baselines.denoiser import Trunk
 
 V, N, T = 3, 3, 4
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=N)))

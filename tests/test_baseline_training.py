@@ -22,20 +22,20 @@ from training_help import (  # noqa: E402
 
 from armd import cli  # noqa: E402
 from armd.baselines import MODELS, knows_orders, model_class  # noqa: E402
-from armd.checkpoint import steps_in  # noqa: E402
-from armd.curves import read_curves  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.eval.models import load  # noqa: E402
+from armd.eval.corpora import Corpus  # noqa: E402
+from armd.eval.load_model import load  # noqa: E402
 from armd.eval.perplexity import Scoring, perplexity  # noqa: E402
-from armd.eval.texts import Corpus  # noqa: E402
 from armd.eval.windows import PROTOCOLS  # noqa: E402
-from armd.export import best_checkpoint  # noqa: E402
-from armd.presets import preset, with_model  # noqa: E402
+from armd.plots.curves import read_curves  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
-from armd.recipe import Recipe  # noqa: E402
-from armd.train import train  # noqa: E402
-from armd.train_command import parse  # noqa: E402
-from armd.trainer import Batch, Outcome, Trainer  # noqa: E402
+from armd.train.checkpoint import steps_in  # noqa: E402
+from armd.train.command import parse  # noqa: E402
+from armd.train.export import best_checkpoint  # noqa: E402
+from armd.train.loop import train  # noqa: E402
+from armd.train.presets import preset, with_model  # noqa: E402
+from armd.train.recipe import Recipe  # noqa: E402
+from armd.train.trainer import Batch, Outcome, Trainer  # noqa: E402
 
 GIVEN = ["--data", "d", "--out", "o"]
 DIFFUSION = [name for name in MODELS if not knows_orders(name)]

@@ -18,11 +18,11 @@ from small_diffusion import (
     over_steps,
 )
 
-from armd.baselines.absorbing import Absorbing, dense_rank
 from armd.baselines.d3pm import D3pm
+from armd.baselines.denoiser import Trunk
+from armd.baselines.masked_diffusion import Absorbing, dense_rank
 from armd.baselines.mdlm import Mdlm
 from armd.baselines.radd import Radd, expected_calls
-from armd.baselines.trunk import Trunk
 from armd.errors import ArmdError
 
 MASKED = [Mdlm, Radd, D3pm]

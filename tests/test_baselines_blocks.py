@@ -18,8 +18,8 @@ from small_diffusion import (
 )
 from torch import Tensor
 
-from armd.baselines.absorbing import Noise
 from armd.baselines.bd3lm import Bd3lm
+from armd.baselines.masked_diffusion import Noise
 from armd.baselines.mdlm import Mdlm
 from armd.baselines.radd import Radd
 

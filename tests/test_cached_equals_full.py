@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small import Case, case_of, cases, order_of
 
 import armd
-from armd.generation import Step
+from armd.generation.api import Step
 
 
 def finished(case: Case, steps: list[Step], tokens: torch.Tensor) -> torch.Tensor:

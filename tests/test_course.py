@@ -9,13 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import armd
-from armd import fast, native
-from armd.canvas import from_blanks
-from armd.course import Course, completing
-from armd.filling import Filling
-from armd.sampling import Sampling
-from armd.script import script_of, step_of
-from armd.seeds import seeded
+from armd.generation.decode_plan import Course, completing
+from armd.generation.native_state import script_of, step_of
+from armd.generation.plan import from_blanks
+from armd.generation.sampling import Sampling
+from armd.generation.state import Filling
+from armd.native import library as native
+from armd.native import packed as fast
+from armd.runtime.seeds import seeded
 
 
 @settings(max_examples=100, deadline=None)
@@ -81,7 +82,7 @@ def test_a_script_draws_what_its_filling_would(
     ]
     script = script_of(fillings[0])
     assert script is not None
-    with torch.no_grad(), patch("armd.script.FEW", few):
+    with torch.no_grad(), patch("armd.generation.native_state.FEW", few):
         while not fillings[1].done:
             found, expected = step_of(fillings[0], script), step_of(fillings[1], None)
             assert found.index == expected.index

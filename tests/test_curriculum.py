@@ -11,9 +11,9 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from armd import order as orders  # noqa: E402
-from armd.curriculum import Stage, blanks, orders_of, rho, seed_of, stage  # noqa: E402
-from armd.presets import PRESETS, preset  # noqa: E402
-from armd.recipe import Curriculum  # noqa: E402
+from armd.train.curriculum import Stage, blanks, orders_of, rho, seed_of, stage  # noqa: E402
+from armd.train.presets import PRESETS, preset  # noqa: E402
+from armd.train.recipe import Curriculum  # noqa: E402
 
 PAPER = preset("owt-small").curriculum
 KINDS = [

@@ -23,7 +23,7 @@ from training_help import (  # noqa: E402
     weights,
 )
 
-from armd.run import read_metrics  # noqa: E402
+from armd.train.run_folder import read_metrics  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_torchrun_brings_a_run_back_when_a_worker_is_killed(data: Path, tmp_path
     run_group(tiny(data, calm, **setting), 2)
     recipe = tiny(data, hurt, **setting)
     config = tmp_path / "config.json"
-    from armd.recipe import as_json
+    from armd.train.recipe import as_json
 
     config.write_text(as_json(recipe))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import armd
-from armd.fused import Dropout, dropped_places
+from armd.model.cpu_ops import Dropout, dropped_places
 
 
 @pytest.mark.parametrize("p", [0.003, 0.02, 0.3, 0.9])

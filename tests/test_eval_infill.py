@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import armd
 from armd.errors import ArmdError
-from armd.eval.blanks import fill_blanks, hide
 from armd.eval.infill import eval_infill
+from armd.eval.infill_scores import fill_blanks, hide
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from armd.errors import ArmdError
-from armd.eval import paper
+from armd.eval import paper_tables as paper
 from armd.eval.report import report
 
 SETTINGS = {"model": "mine", "protocol": "sedd", "order": "left-to-right", "window": 1024}

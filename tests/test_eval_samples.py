@@ -12,10 +12,10 @@ import torch
 from eval_models import loaded, saved, tiny_armd, tiny_gpt2, tokenizer
 
 from armd.errors import ArmdError
+from armd.eval.generate_samples import draw
 from armd.eval.judge import Judge, averages, load_judge
 from armd.eval.samples import eval_samples, read_samples
-from armd.eval.text_figures import distinct, repetition, text_figures
-from armd.eval.writing import draw
+from armd.eval.text_metrics import distinct, repetition, text_figures
 
 
 def judge() -> Judge:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from armd.errors import ArmdError
-from armd.eval.texts import find_corpora
+from armd.eval.corpora import find_corpora
 from armd.eval.windows import PROTOCOLS
 
 SPLITS = PROTOCOLS["exact"].splits

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import armd
-from armd import fast, native, passes
-from armd.cache import Cache, make_cache
 from armd.errors import ArmdError
+from armd.generation import forward as passes
+from armd.generation.kv_cache import Cache, make_cache
+from armd.native import library as native
+from armd.native import packed as fast
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 

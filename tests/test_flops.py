@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from armd.baselines import MODELS, model_class
-from armd.flops import forward_flops, train_flops
-from armd.presets import mini, with_model
+from armd.bench.flops import forward_flops, train_flops
+from armd.train.presets import mini, with_model
 
 LENGTH, BATCH, VOCABULARY = 64, 16, 300
 

@@ -15,12 +15,12 @@ import torch
 from small import case_of
 
 from armd import cli
+from armd.commands.terminal_view import pieces
 from armd.data.tokenizer import byte_tokenizer, with_ends
-from armd.entropy import match_temperature, search_temperature, unigram_entropy
 from armd.errors import ArmdError
+from armd.eval.entropy import match_temperature, search_temperature, unigram_entropy
+from armd.generation.template import fill_in
 from armd.pretrained import load_model, load_tokenizer
-from armd.showing import pieces
-from armd.template import fill_in
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -188,7 +188,7 @@ BAD = [
 @pytest.mark.parametrize(("words", "said"), BAD, ids=lambda value: str(value)[:30])
 def test_a_mistake_is_one_line(folder: Path, capsys, words: list, said: str, monkeypatch) -> None:
     if "int8" in words:
-        monkeypatch.setitem(sys.modules, "armd.fast", None)
+        monkeypatch.setitem(sys.modules, "armd.native.packed", None)
     monkeypatch.setattr(sys, "argv", ["armd", "generate", str(folder), *map(str, words)])
     with pytest.raises(SystemExit) as stop:
         cli.main()

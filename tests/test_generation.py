@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from small import case_of
 
 import armd
-from armd.cache import make_cache
-from armd.passes import Part, advance_together
-from armd.seeds import seeded
-from armd.template import parts
+from armd.generation.forward import Part, advance_together
+from armd.generation.kv_cache import make_cache
+from armd.generation.template import parts
+from armd.runtime.seeds import seeded
 
 
 def model(seed: int = 1, **size) -> armd.ArmdLM:

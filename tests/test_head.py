@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import armd
-from armd import head
 from armd.errors import ArmdError
+from armd.model import head
 
 
 class Shapes(TorchDispatchMode):

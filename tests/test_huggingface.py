@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import armd
 from armd.errors import ArmdError
-from armd.export import export
+from armd.train.export import export
 
 ROOT = Path(__file__).resolve().parent.parent
 

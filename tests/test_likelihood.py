@@ -10,7 +10,7 @@ from small import KINDS, Case, case_of, cases
 
 import armd
 from armd.errors import ArmdError
-from armd.likelihood import schedule_weight
+from armd.model.likelihood import schedule_weight
 from armd.order import Order
 
 

@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import armd
-from armd import fast, native, passes, sampling
-from armd.cache import Cache, Entry, make_cache
-from armd.canvas import from_blanks
-from armd.crossing import Crossing
-from armd.filling import Filling
-from armd.sampling import Sampling, draw
+from armd.generation import forward as passes
+from armd.generation import sampling
+from armd.generation.kv_cache import Cache, Entry, make_cache
+from armd.generation.plan import from_blanks
+from armd.generation.ragged_layers import Crossing
+from armd.generation.sampling import Sampling, draw
+from armd.generation.state import Filling
+from armd.native import library as native
+from armd.native import packed as fast
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
@@ -232,7 +235,8 @@ def test_logits_that_are_no_numbers_are_said_to_be_so(broken: float, dtype: torc
 def test_threads_that_stand_behind_a_thread_go_when_it_says_so() -> None:
     script = """
 import os, time, torch
-from armd import fast, native
+from armd.native import packed as fast
+from armd.native import library as native
 linear = fast.SkinnyLinear(torch.randn(64, 64), int8=False)
 def count():
     time.sleep(0.5)  # what was told to end may take a moment

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from armd.errors import ArmdError
-from armd.presets import PRESETS, preset
-from armd.recipe import Recipe, as_json, differences, read
-from armd.train_command import parse
+from armd.train.command import parse
+from armd.train.presets import PRESETS, preset
+from armd.train.recipe import Recipe, as_json, differences, read
 
 GIVEN = ["--data", "d", "--out", "o"]
 
@@ -37,7 +37,7 @@ def test_the_papers_sizes() -> None:
 def test_matrices_decay_and_nothing_else() -> None:
     pytest.importorskip("torch")
     from armd import ArmdConfig, ArmdLM
-    from armd.trainer import build_optimizer
+    from armd.train.trainer import build_optimizer
 
     model = ArmdLM(ArmdConfig(vocab_size=11, d_model=16, n_layers=2, n_heads=2, max_length=8))
     decayed, free = build_optimizer(model, preset("mini").optimizer, fused=False).param_groups

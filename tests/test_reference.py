@@ -9,7 +9,7 @@ from small import KINDS, Case, case_of, cases
 from torch.nn import functional as F
 
 import armd
-from armd import modeling_armd, prefix, reference
+from armd.model import modeling_armd, prefix, reference
 
 FEW = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -14,8 +14,8 @@ from test_strict_causality import assert_strict
 import armd
 from armd.baselines import config_of, model_class
 from armd.errors import ArmdError
-from armd.fast import pack
-from armd.recipe import Network
+from armd.native.packed import pack
+from armd.train.recipe import Network
 
 SINGLES = ("left to right", "shuffled", "random")
 PAIRS = [("xlnet", kind) for kind in KINDS] + [("sigma-gpt", kind) for kind in SINGLES]

@@ -14,11 +14,11 @@ from armd import order as orders
 from armd.errors import ArmdError
 from armd.reproduce import price, tables
 from armd.reproduce.command import check_stages, wanted_runs
-from armd.reproduce.findings import Findings
-from armd.reproduce.page import replaced, write_page
+from armd.reproduce.result_file import Findings
+from armd.reproduce.results_page import replaced, write_page
 from armd.reproduce.runs import Study, Trained
 from armd.reproduce.scale import mini, scale, tiny
-from armd.reproduce.workers import done, train_all
+from armd.reproduce.train_runs import done, train_all
 
 
 @pytest.fixture(scope="module")

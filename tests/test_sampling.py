@@ -5,8 +5,8 @@ import torch
 from small import case_of
 
 import armd
+from armd.generation.sampling import Sampling, draw, invert, weights
 from armd.order import Order
-from armd.sampling import Sampling, draw, invert, weights
 
 DRAWS = 50_000
 

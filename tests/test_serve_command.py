@@ -12,7 +12,7 @@ import pytest
 from eval_models import saved, tiny_armd
 
 from armd.errors import ArmdError
-from armd.serve import places
+from armd.serve import cache_pool as places
 from armd.serve.command import Serving, listening, name_of, serve
 
 

@@ -13,8 +13,8 @@ from serving import writer
 
 from armd.serve import schema
 from armd.serve.app import make_app
-from armd.serve.desk import Desk
-from armd.serve.guard import Guard
+from armd.serve.direct_routes import Desk
+from armd.serve.security import Guard
 from armd.serve.service import Service
 
 BODIES = {"/v1/completions": schema.CompletionRequest, "/v1/infill": schema.InfillRequest}

@@ -10,11 +10,11 @@ from engine_help import PLAIN, Hearer, alone, filled, job, packed, task
 from eval_models import tiny_armd
 
 import armd
-from armd import native
-from armd.canvas import from_blanks
-from armd.course import Course
-from armd.sampling import Sampling
-from armd.seeds import seeded
+from armd.generation.decode_plan import Course
+from armd.generation.plan import from_blanks
+from armd.generation.sampling import Sampling
+from armd.native import library as native
+from armd.runtime.seeds import seeded
 from armd.serve.engine import Busy, Engine, Job, Stopping
 from armd.serve.events import Ended, Failed
 

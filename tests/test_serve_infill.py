@@ -7,8 +7,8 @@ import torch
 from serving import EOS, running
 
 import armd
-from armd.bench.client import ask, listen
-from armd.seeds import seeded
+from armd.bench.http_client import ask, listen
+from armd.runtime.seeds import seeded
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import pytest
 from eval_models import tiny_armd
 from serving import running
 
-from armd.canvas import from_prompts
-from armd.course import Course
-from armd.sampling import Sampling
-from armd.seeds import seeded
+from armd.generation.decode_plan import Course
+from armd.generation.plan import from_prompts
+from armd.generation.sampling import Sampling
+from armd.runtime.seeds import seeded
 from armd.serve import engine as engines
+from armd.serve.cache_pool import Pool
 from armd.serve.engine import Engine, Job
 from armd.serve.events import Drawn, Ended
-from armd.serve.places import Pool
 
 STEPS = 12
 

@@ -54,7 +54,7 @@ def test_names_made_to_point_here_are_refused(server) -> None:
 
 
 def test_a_server_for_others_answers_to_any_name() -> None:
-    from armd.serve.guard import Guard
+    from armd.serve.security import Guard
 
     async def app(*_):
         return None

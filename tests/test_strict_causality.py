@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from small import KINDS, Case, case_of, cases
 
-from armd import modeling_armd, prefix
+from armd.model import modeling_armd, prefix
 
 
 @pytest.fixture(autouse=True, params=[3, 128])

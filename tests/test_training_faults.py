@@ -29,9 +29,9 @@ from training_help import (  # noqa: E402
 )
 
 import armd  # noqa: E402
-from armd.checkpoint import damage, steps_in  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.train import train  # noqa: E402
+from armd.train.checkpoint import damage, steps_in  # noqa: E402
+from armd.train.loop import train  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -165,8 +165,8 @@ def test_with_no_whole_checkpoint_left_the_run_does_not_start_over(
     for step in steps_in(out / "checkpoints"):
         flip(out / "checkpoints" / f"step-{step:08d}" / "state-00000.safetensors")
     with pytest.warns(UserWarning), pytest.raises(ArmdError, match="start over"):
-        from armd.checkpoint import Checkpoints
-        from armd.distributed import Group
+        from armd.train.checkpoint import Checkpoints
+        from armd.train.distributed import Group
 
         Checkpoints(out / "checkpoints", keep=2, group=Group(0, 1, torch.device("cpu"))).newest()
 
@@ -174,7 +174,7 @@ def test_with_no_whole_checkpoint_left_the_run_does_not_start_over(
 def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import armd.checkpoint as module
+    import armd.train.checkpoint as module
 
     out, write = tmp_path / "run", module.write_tensors
 

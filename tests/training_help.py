@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from armd.presets import mini
-from armd.recipe import Recipe, Report
-from armd.run import read_metrics
+from armd.train.presets import mini
+from armd.train.recipe import Recipe, Report
+from armd.train.run_folder import read_metrics
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["armd.train", "armd.train_command"])
+CONTEXT.set_forkserver_preload(["armd.train.loop", "armd.train.command"])
 
 
 def prepare_corpus(folder: Path) -> Path:
@@ -61,14 +61,14 @@ def child(recipe: Recipe, slow: float = 0.0, environment: dict[str, str] | None 
     """Train in this process; `slow` seconds pass in the middle of each checkpoint file."""
     import torch
 
-    import armd.checkpoint
+    import armd.train.checkpoint
     from armd.errors import ArmdError
-    from armd.train import train
+    from armd.train.loop import train
 
     faulthandler.dump_traceback_later(50)
     os.environ.update(environment or {})
     torch.set_num_threads(1)
-    write = armd.checkpoint.write_tensors
+    write = armd.train.checkpoint.write_tensors
 
     def write_slowly(path: Path, *rest: Any) -> str:
         digest = write(path, *rest)
@@ -79,7 +79,7 @@ def child(recipe: Recipe, slow: float = 0.0, environment: dict[str, str] | None 
         return digest
 
     if slow:
-        armd.checkpoint.write_tensors = write_slowly
+        armd.train.checkpoint.write_tensors = write_slowly
     try:
         train(recipe)
     except ArmdError as error:

@@ -9,8 +9,8 @@ from ..errors import ArmdError
 
 # name -> module, class, what it is; nothing here imports torch
 MODELS = {
-    "armd": ("..modeling_armd", "ArmdLM", "our model"),
-    "ar": ("..modeling_armd", "ArmdLM", "the same layers, one stream, left to right"),
+    "armd": ("..model.modeling_armd", "ArmdLM", "our model"),
+    "ar": ("..model.modeling_armd", "ArmdLM", "the same layers, one stream, left to right"),
     "mdlm": (".mdlm", "Mdlm", "masked diffusion, continuous time"),
     "sedd-absorb": (".sedd", "SeddAbsorb", "score entropy, absorbing noise"),
     "sedd-uniform": (".sedd", "SeddUniform", "score entropy, uniform noise"),
@@ -40,7 +40,7 @@ def model_class(name: str) -> Any:
 
 def config_of(name: str, **sizes: Any) -> Any:
     """The config of that model; ours and the autoregressive one have none of their own."""
-    from ..configuration_armd import ArmdConfig
+    from ..model.configuration_armd import ArmdConfig
     from .configuration import BaselineConfig
 
     if check_name(name) in ("armd", "ar"):

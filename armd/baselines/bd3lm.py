@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional as F
 
 from ..errors import ArmdError
-from ..layers import turns
-from ..shapes import Bool, Float, Int, Tensor
-from .absorbing import Absorbing, Noise, dense_rank
-from .baseline import Drawn
+from ..model.layers import turns
+from ..model.shapes import Bool, Float, Int, Tensor
+from .base import Drawn
 from .configuration import BaselineConfig
+from .denoiser import Kept, Sight, not_padding, uniforms
+from .masked_diffusion import Absorbing, Noise, dense_rank
 from .radd import mask_any_number
-from .trunk import Kept, Sight, not_padding, uniforms
 
 
 class Bd3lm(Absorbing):

@@ -1,6 +1,6 @@
 """How large a rival is, and which one."""
 
-from ..configuration_armd import ArmdConfig
+from ..model.configuration_armd import ArmdConfig
 
 
 class BaselineConfig(ArmdConfig):

@@ -7,10 +7,10 @@ Training adds the auxiliary cross-entropy. The network is told the time.
 
 import torch
 
-from ..shapes import Bool, Tensor
-from .absorbing import Absorbing, Noise
+from ..model.shapes import Bool, Tensor
 from .configuration import BaselineConfig
-from .trunk import stratified, uniforms
+from .denoiser import stratified, uniforms
+from .masked_diffusion import Absorbing, Noise
 
 AUXILIARY = 0.001
 """Weight of the auxiliary loss against one step's term of the ELBO."""

@@ -8,9 +8,9 @@ told the time.
 
 import torch
 
-from ..shapes import Bool, Tensor
-from .absorbing import Absorbing, Noise
-from .trunk import stratified, uniforms
+from ..model.shapes import Bool, Tensor
+from .denoiser import stratified, uniforms
+from .masked_diffusion import Absorbing, Noise
 
 
 class Mdlm(Absorbing):

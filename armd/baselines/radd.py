@@ -7,9 +7,9 @@ but k does not scatter around n * t, so it varies less; network and sampler are 
 
 import torch
 
-from ..shapes import Bool, Float, Tensor
-from .absorbing import Absorbing, Noise
-from .trunk import stratified, uniforms
+from ..model.shapes import Bool, Float, Tensor
+from .denoiser import stratified, uniforms
+from .masked_diffusion import Absorbing, Noise
 
 
 class Radd(Absorbing):

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ArmdError
-from ..head import ROWS, wide
-from ..sampling import invert
-from ..shapes import Bool, Float, Int, Tensor
-from .baseline import Drawn
-from .trunk import Trunk, not_padding, stratified, uniforms
+from ..generation.sampling import invert
+from ..model.head import ROWS, wide
+from ..model.shapes import Bool, Float, Int, Tensor
+from .base import Drawn
+from .denoiser import Trunk, not_padding, stratified, uniforms
 
 
 class Sedd(Trunk):

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
-from ..modeling_armd import ArmdLM, CausalLayer
-from ..order import Order
-from ..prefix import PositionCode
-from ..shapes import Float, Int, Tensor
+from ..model.modeling_armd import ArmdLM, CausalLayer
+from ..model.order import Order
+from ..model.prefix import PositionCode
+from ..model.shapes import Float, Int, Tensor
 from .configuration import BaselineConfig
 
 

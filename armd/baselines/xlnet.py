@@ -5,9 +5,9 @@ row starts from the same learnt row. Ours starts from what the row sees, and end
 import torch
 from torch import nn
 
-from ..modeling_armd import ArmdLM, Sight
-from ..order import Order
-from ..shapes import Float, Int, Tensor
+from ..model.modeling_armd import ArmdLM, Sight
+from ..model.order import Order
+from ..model.shapes import Float, Int, Tensor
 from .configuration import BaselineConfig
 
 

@@ -75,7 +75,7 @@ def bench_decode(
     (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts."""
     import torch
 
-    from ..memory import keep_freed_memory
+    from ..runtime.memory import keep_freed_memory
 
     if threads:
         torch.set_num_threads(threads)
@@ -112,12 +112,12 @@ def build(
 ) -> dict[str, Side]:
     import torch
 
-    from ..cache import make_cache
-    from ..configuration_armd import ArmdConfig
-    from ..fast import pack
-    from ..modeling_armd import ArmdLM
-    from .ours import our_side
-    from .rivals import cacheless_side, diffusion_sides, gpt2_side
+    from ..generation.kv_cache import make_cache
+    from ..model.configuration_armd import ArmdConfig
+    from ..model.modeling_armd import ArmdLM
+    from ..native.packed import pack
+    from .armd_decode import our_side
+    from .baseline_decode import cacheless_side, diffusion_sides, gpt2_side
 
     config = ArmdConfig.named(size, vocab_size=vocabulary, max_length=length)
     model = ArmdLM(config).to(device).eval()
@@ -145,7 +145,7 @@ def measure(
     would find it faster than it is. The rows, and bytes/s of the best turn."""
     import torch
 
-    from .clock import peak_memory, timed
+    from .timing import peak_memory, timed
 
     memory = {name: peak_memory(side.peak, device) for name, side in sides.items()}
     data = torch.ones(96 * 2**20, device=device)

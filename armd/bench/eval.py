@@ -14,8 +14,8 @@ import tyro
 from ..errors import ArmdError
 
 if TYPE_CHECKING:
-    from ..eval.models import Loaded
-    from ..eval.texts import Corpus
+    from ..eval.corpora import Corpus
+    from ..eval.load_model import Loaded
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def bench_eval(
     import torch
 
     from ..eval.infill import one_text
-    from ..eval.models import load
+    from ..eval.load_model import load
 
     if threads:
         torch.set_num_threads(threads)
@@ -101,7 +101,7 @@ def measure(
     repeats: int,
     growth: int,
 ) -> Cost:
-    from .clock import interleave, peak_memory
+    from .timing import interleave, peak_memory
 
     work = sides(loaded, corpus, length, windows, batch)
     device = loaded.model.device

@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from .client import Line, ask, listen
+from .http_client import Line, ask, listen
 
 
 @dataclass(frozen=True)

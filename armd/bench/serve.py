@@ -61,7 +61,7 @@ def bench_serve(
     process; weights are random."""
     import torch
 
-    from ..memory import keep_freed_memory
+    from ..runtime.memory import keep_freed_memory
 
     keep_freed_memory()
     found = [measure(size, clients, tokens, texts, repeats, threads) for size in sizes.split(",")]
@@ -111,10 +111,10 @@ def serving(size: str, places: int, threads: int | None = None) -> Iterator[tupl
     """A server of random weights in a thread of this process."""
     import uvicorn
 
-    from ..configuration_armd import ArmdConfig
     from ..data.tokenizer import byte_tokenizer, with_ends
-    from ..fast import pack
-    from ..modeling_armd import ArmdLM
+    from ..model.configuration_armd import ArmdConfig
+    from ..model.modeling_armd import ArmdLM
+    from ..native.packed import pack
     from ..serve.app import make_app
     from ..serve.command import listening, warm_up
     from ..serve.service import Limits, Service
@@ -144,7 +144,7 @@ def library(service: Service, tokens: int, texts: int) -> float:
     """Seconds of armd.generate for texts, in the thread that has OpenMP's threads."""
     import torch
 
-    from ..generation import generate
+    from ..generation.api import generate
 
     def run() -> float:
         start = time.perf_counter()
@@ -166,7 +166,7 @@ def asked(port: int, clients: int, tokens: int, texts: int) -> dict[str, float]:
 
 async def together(port: int, clients: int, tokens: int, texts: int) -> dict[str, float]:
     """Clients with open connections, each of which asks for texts one after the other."""
-    from .client import Recorder
+    from .http_client import Recorder
 
     async def one(line: Recorder, number: int, count: int) -> list[list[float]]:
         # tokens and known have no EOS to stop at, so that every text has all its tokens

@@ -49,12 +49,12 @@ def bench_train(
     transformers' GPT2LMHeadModel, interleaved in one process."""
     import torch
 
-    from .clock import gemm_peak
+    from .timing import gemm_peak
 
     if threads:
         torch.set_num_threads(threads)
     if loop is not None:
-        from .loop import report_loop
+        from .train_loop import report_loop
 
         figures = report_loop(str(loop))
         if json_file:
@@ -82,8 +82,8 @@ def build(
 ) -> dict[str, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from ..configuration_armd import ArmdConfig
-    from ..modeling_armd import ArmdLM
+    from ..model.configuration_armd import ArmdConfig
+    from ..model.modeling_armd import ArmdLM
 
     sizes = {"vocab_size": vocabulary, "max_length": length, "dropout": 0.0}
     config = ArmdConfig.named(size, query="shift", **sizes)
@@ -104,9 +104,9 @@ def measure(
 ) -> list[Row]:
     import torch
 
-    from ..flops import forward_flops
-    from ..memory import keep_freed_memory
-    from .clock import interleave, peak_memory
+    from ..runtime.memory import keep_freed_memory
+    from .flops import forward_flops
+    from .timing import interleave, peak_memory
 
     vocabulary = models["AR"].config.vocab_size
     tokens = torch.randint(vocabulary, (batch, length), device=device)

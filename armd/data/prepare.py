@@ -16,10 +16,10 @@ import numpy as np
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.progress import progress, rate
 from .dataset import FORMAT, MANIFEST, Dataset, open_dataset
 from .formats import Reading
-from .parallel import Encoding, encode_all
-from .progress import progress, rate
+from .parallel_encode import Encoding, encode_all
 from .shards import ShardWriter, complete_folder
 from .sources import WORDS, Source, find_source
 from .split import WHOLE, draw, heldout_threshold

@@ -13,7 +13,7 @@ from ..errors import ArmdError
 from .dataset import Split
 
 if TYPE_CHECKING:
-    from ..shapes import Bool, Int, Tensor
+    from ..model.shapes import Bool, Int, Tensor
 
 ROUNDS = 6
 MASK64 = (1 << 64) - 1

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..durable import sync_folder
 from ..errors import ArmdError
+from ..runtime.atomic_files import sync_folder
 
 
 class ShardWriter:

@@ -11,11 +11,11 @@ from lm_eval.api.model import LM  # type: ignore[import-not-found]
 from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
 
 from ..errors import ArmdError
-from ..generation import stream
-from ..order import left_to_right
-from ..seeds import seeded
-from .batches import filled, in_batches
-from .models import Loaded, load
+from ..generation.api import stream
+from ..model.order import left_to_right
+from ..runtime.seeds import seeded
+from .load_model import Loaded, load
+from .padding import filled, in_batches
 from .perplexity import Scoring, score_windows
 from .scorer import picked
 from .windows import Window

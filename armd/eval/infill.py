@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from ..errors import ArmdError
-from ..seeds import seeded
+from ..runtime.seeds import seeded
 from .results import stamp, table, write_results
 
 if TYPE_CHECKING:
-    from .models import Loaded
-    from .texts import Corpus
+    from .corpora import Corpus
+    from .load_model import Loaded
 
 SHARES = (0.1, 0.3, 0.5)
 
@@ -50,7 +50,7 @@ def eval_infill(
         precision: Of weights and arithmetic; probabilities are float64.
         json: The figures go here.
     """
-    from .models import load
+    from .load_model import load
 
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
@@ -74,7 +74,7 @@ def eval_infill(
 
 
 def one_text(data: str) -> Corpus:
-    from .texts import find_corpora
+    from .corpora import find_corpora
     from .windows import PROTOCOLS
 
     (corpus, *more) = find_corpora(data, PROTOCOLS["exact"].splits)
@@ -109,7 +109,7 @@ def infilling(
     """Both contexts on the same blanks."""
     import torch
 
-    from .blanks import fill_blanks, hide
+    from .infill_scores import fill_blanks, hide
 
     n = len(rows[0])
     blank = torch.stack(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
-from .batches import filled, in_batches
+from .padding import filled, in_batches
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
@@ -99,7 +99,7 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     from transformers.utils import logging
 
     from ..pretrained import find_device
-    from .models import causal_lm, model_tokenizer
+    from .load_model import causal_lm, model_tokenizer
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -10,15 +10,15 @@ from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
-from ..seeds import seeded
-from ..sharing import Ranks
-from .batches import filled, in_batches
+from ..runtime.processes import Ranks
+from ..runtime.seeds import seeded
+from .padding import filled, in_batches
 from .windows import Protocol, Tally, Window, cut
 
 if TYPE_CHECKING:
-    from .models import Loaded
+    from .corpora import Corpus
+    from .load_model import Loaded
     from .scorer import Scorer
-    from .texts import Corpus
 
 LOOK_AHEAD = 16
 """Batches read ahead and sorted by length, so that little is padded."""
@@ -130,7 +130,7 @@ def drawn(scoring: Scoring, bound: bool = False) -> int:
 def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
     """One order a window, padded behind; drawn from the window's own seed, so that neither batch
     nor number of processes matters. None: left to right."""
-    from .. import order as orders
+    from ..model import order as orders
 
     if scoring.order == "left-to-right":
         return None
@@ -153,7 +153,7 @@ def padded(order: Any, n: int) -> Any:
     """The order with padding drawn last, where no token of the text can see it."""
     import torch
 
-    from ..order import Order
+    from ..model.order import Order
 
     more = torch.arange(len(order), n)
     if not len(more):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ..sharing import Ranks, joined
+from ..runtime.processes import Ranks, joined
 from .perplexity import Scoring, drawn, perplexity
 from .results import progress, read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
 
 if TYPE_CHECKING:
-    from .models import Loaded
-    from .texts import Corpus
+    from .corpora import Corpus
+    from .load_model import Loaded
 
 ALL = "lambada,wikitext2,ptb,wikitext103,lm1b"
 
@@ -47,8 +47,8 @@ def eval_ppl(
             `armd generate --weights int8` does.
         json: Results go here after each data set; what is there with these settings is not redone.
     """
-    from .models import load
-    from .texts import find_corpora
+    from .corpora import find_corpora
+    from .load_model import load
 
     chosen = PROTOCOLS[protocol]
     corpora = find_corpora(data, chosen.splits)

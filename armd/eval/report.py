@@ -9,8 +9,8 @@ from typing import Any
 
 import tyro
 
-from . import paper
-from .findings import Findings, collect
+from . import paper_tables as paper
+from .result_files import Findings, collect
 from .tables import NOT_RUN, Origins, Table, tables
 
 LEGEND = (

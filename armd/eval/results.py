@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..durable import write_text
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_text
 
 
 def stamp() -> dict[str, Any]:

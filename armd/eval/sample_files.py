@@ -84,7 +84,7 @@ def heldout_samples(folder: Path, *, count: int, length: int, seed: int) -> Samp
     import torch
 
     from ..data.dataset import open_dataset
-    from ..seeds import seeded
+    from ..runtime.seeds import seeded
 
     dataset = open_dataset(folder)
     split = dataset.split("heldout")

@@ -13,7 +13,7 @@ from ..errors import ArmdError
 from .judge import DEFAULT, Judge, averages, load_judge
 from .results import stamp, write_results
 from .sample_files import Samples, heldout_samples, read_samples, save_samples
-from .text_figures import text_figures
+from .text_metrics import text_figures
 
 
 def eval_samples(
@@ -64,8 +64,8 @@ def eval_samples(
     elif (Path(source) / MANIFEST).is_file():
         found = heldout_samples(Path(source), count=count, length=length or cut, seed=seed)
     else:
-        from .models import load
-        from .writing import write_samples
+        from .generate_samples import write_samples
+        from .load_model import load
 
         writer = load(source, tokenizer=tokenizer, device=device, precision=precision)
         found = write_samples(

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..baselines.baseline import Baseline
+from ..baselines.base import Baseline
 from ..errors import ArmdError
-from ..head import target_log_probs
-from ..likelihood import log_likelihood
-from ..modeling_armd import ArmdLM
-from ..order import Order, left_to_right
-from ..shapes import Bool, Float, Int, Tensor
+from ..model.head import target_log_probs
+from ..model.likelihood import log_likelihood
+from ..model.modeling_armd import ArmdLM
+from ..model.order import Order, left_to_right
+from ..model.shapes import Bool, Float, Int, Tensor
 
 FEW, MANY = 32, 512
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import paper
-from .findings import Findings
+from . import paper_tables as paper
+from .result_files import Findings
 
 NOT_RUN = "not run"
 MEDIUM = 200_000_000

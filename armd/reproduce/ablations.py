@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..run import read_recipe
-from .findings import Findings
+from ..train.run_folder import read_recipe
+from .result_file import Findings
 from .runs import Study, ablation_runs
 from .scores import heldout, load, scores, weights_of
-from .workers import require
+from .train_runs import require
 
 
 def measure(study: Study, findings: Findings) -> None:

@@ -67,7 +67,7 @@ def reproduce(
             failed[stage] = f"needs {', '.join(missing)}"
             continue
         failed |= measure_stage(study, stage, scale, results)
-    from .page import write_page
+    from .results_page import write_page
 
     write_page(results, docs)
     if failed:
@@ -108,7 +108,7 @@ def wanted_runs(study: Any, stages: list[str]) -> list[Any]:
 
 
 def train_wanted(study: Any, stages: list[str], *, jobs: int, launch: str) -> dict[str, str]:
-    from .workers import train_all
+    from .train_runs import train_all
 
     return train_all(study, wanted_runs(study, stages), jobs=jobs, launch=launch)
 
@@ -117,7 +117,7 @@ def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str
     """One stage; what fails is told at the end and hides no other stage."""
     from importlib import import_module
 
-    from .findings import Findings
+    from .result_file import Findings
 
     print(f"{stage}:", flush=True)
     command = shlex.join(["armd", *sys.argv[1:]])
@@ -133,7 +133,7 @@ def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str
 
 
 def show_plan(study: Any, stages: list[str]) -> None:
-    from .workers import done
+    from .train_runs import done
 
     for run in wanted_runs(study, stages):
         recipe = run.recipe

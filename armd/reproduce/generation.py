@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 from ..data.dataset import open_dataset
-from ..entropy import mean_entropy, search_temperature
 from ..errors import ArmdError
-from ..generation import generate
-from ..likelihood import log_likelihood
-from ..order import left_to_right
-from ..seeds import seeded
-from .findings import Findings
+from ..eval.entropy import mean_entropy, search_temperature
+from ..generation.api import generate
+from ..model.likelihood import log_likelihood
+from ..model.order import left_to_right
+from ..runtime.seeds import seeded
+from .result_file import Findings
 from .runs import WRITERS, Study
 from .scores import heldout, load, weights_of
-from .workers import require
+from .train_runs import require
 
 BATCH = 64
 TRIED = 4

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..bench.clock import Times, interleave
-from ..generation import generate
-from ..modeling_armd import ArmdLM
-from ..order import left_to_right
-from .findings import Findings
+from ..bench.timing import Times, interleave
+from ..generation.api import generate
+from ..model.modeling_armd import ArmdLM
+from ..model.order import left_to_right
+from .result_file import Findings
 from .runs import Study
 from .scale import Scale
 
@@ -63,7 +63,7 @@ def training(scale: Scale) -> dict[str, Times]:
 
 def decoding(scale: Scale) -> dict[str, Times]:
     """One text of the full length, with packed weights, for AR and S streams."""
-    from ..fast import pack
+    from ..native.packed import pack
 
     network = scale.base.network
     sides: dict[str, Callable[[], object]] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..run import read_metrics, read_recipe
-from .findings import Findings
+from ..train.run_folder import read_metrics, read_recipe
+from .result_file import Findings
 from .runs import Study, perplexity_runs
 from .scores import heldout, load, scores, weights_of
-from .workers import require
+from .train_runs import require
 
 
 def measure(study: Study, findings: Findings) -> None:
@@ -32,7 +32,7 @@ def measure(study: Study, findings: Findings) -> None:
 
 def cost(model: Any, length: int) -> dict[str, Any]:
     """What a training token costs."""
-    from ..flops import train_flops
+    from ..bench.flops import train_flops
 
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from .. import order as orders
 from ..data.dataset import open_dataset
-from ..order import Order
-from ..shapes import Int, Tensor
-from .findings import Findings
+from ..model import order as orders
+from ..model.order import Order
+from ..model.shapes import Int, Tensor
+from .result_file import Findings
 from .runs import Study, price_runs
 from .scores import BATCH, Batches, heldout, load, weights_of
-from .workers import require
+from .train_runs import require
 
 STREAMS = (2, 4, 8, 16)
 ROWS = 64
@@ -44,7 +44,7 @@ def prices(model: Any, batches: Batches, streams: list[int], begins: set[int]) -
     tokens = sum(t.numel() for t, _ in batches)
 
     def nats(order_of: Callable[[Tensor], Order]) -> float:
-        from ..likelihood import log_likelihood
+        from ..model.likelihood import log_likelihood
 
         total = sum(
             float(-log_likelihood(model, t, order_of(t)).double().sum()) for t, _ in batches

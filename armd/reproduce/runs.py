@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..presets import with_model
-from ..recipe import Curriculum, Recipe
+from ..train.presets import with_model
+from ..train.recipe import Curriculum, Recipe
 from .scale import Scale
 
 RIVALS = (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..errors import ArmdError
-from ..presets import owt_small
-from ..recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
+from ..train.presets import owt_small
+from ..train.recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
 
 
 @dataclass(frozen=True)

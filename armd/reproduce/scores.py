@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from ..curriculum import Stage, orders_of
 from ..data.dataset import open_dataset
-from ..export import EXPORT, exported_step
-from ..likelihood import log_likelihood
+from ..model.likelihood import log_likelihood
+from ..model.shapes import Bool, Float, Int, Tensor
 from ..pretrained import load_model
-from ..recipe import Recipe
-from ..run import read_recipe
-from ..seeds import seeded
-from ..shapes import Bool, Float, Int, Tensor
-from ..validate import fixed_batches, kinds_for
+from ..runtime.seeds import seeded
+from ..train.curriculum import Stage, orders_of
+from ..train.export import EXPORT, exported_step
+from ..train.recipe import Recipe
+from ..train.run_folder import read_recipe
+from ..train.validation import fixed_batches, kinds_for
 from .runs import Study
 
 Batches = list[tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]]

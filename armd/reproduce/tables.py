@@ -7,7 +7,7 @@ import statistics
 from math import exp, log
 from typing import Any
 
-from ..eval.paper import SECONDS_A_SAMPLE, TABLE_1_SMALL, TABLE_2, TABLE_3, TABLE_4
+from ..eval.paper_tables import SECONDS_A_SAMPLE, TABLE_1_SMALL, TABLE_2, TABLE_3, TABLE_4
 
 Entries = dict[str, Any]
 

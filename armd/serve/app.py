@@ -10,11 +10,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 
-from . import completions, infilling, scoring
-from .desk import Desk
+from . import completions
+from . import infill as infilling
+from . import score as scoring
+from .direct_routes import Desk
 from .errors import Refusal, install, responses
-from .guard import Guard
 from .schema import CompletionRequest, Health, InfillRequest, Info, Json, ModelList
+from .security import Guard
 from .service import Service
 
 KINDS = {

@@ -107,8 +107,8 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 def load(job: Serving) -> Service:
     """The model with its weights packed, its places made, and every path through it tried once."""
-    from ..fast import pack
-    from ..modeling_armd import ArmdLM
+    from ..model.modeling_armd import ArmdLM
+    from ..native.packed import pack
     from ..pretrained import load_model, load_tokenizer
     from .service import Limits, Service
 
@@ -147,9 +147,9 @@ def warm_up(service: Service) -> None:
 
     import torch
 
-    from ..canvas import from_prompts
-    from ..course import Course
-    from ..sampling import Sampling
+    from ..generation.decode_plan import Course
+    from ..generation.plan import from_prompts
+    from ..generation.sampling import Sampling
     from .engine import Job
     from .events import Drawn, Failed
     from .metrics import Metrics
@@ -196,7 +196,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 def say(job: Serving, service: Service, port: int) -> None:
     """Ready, and where."""
-    from .guard import LOOPBACK
+    from .security import LOOPBACK
 
     if job.host not in LOOPBACK:
         print(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..course import Course
+from ..generation.decode_plan import Course
+from .detokenizer import Growing
 from .errors import Refusal, responses
 from .events import Drawn, Event, Failed
-from .reading import Growing
 from .schema import Completion, CompletionRequest, Json
 from .service import Hearing, Service, any_seed, unless_gone
 from .sse import DONE, STREAMED, EventStream

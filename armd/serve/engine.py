@@ -18,16 +18,16 @@ from typing import Any, Literal
 
 import torch
 
-from ..cache import Cache
-from ..course import Course
-from ..fast import FastLM
-from ..modeling_armd import ArmdLM
-from ..native import release_threads
-from ..sampling import Sampling
-from ..strokes import Pen
+from ..generation.decode_plan import Course
+from ..generation.kv_cache import Cache
+from ..generation.native_step import Pen
+from ..generation.sampling import Sampling
+from ..model.modeling_armd import ArmdLM
+from ..native.library import release_threads
+from ..native.packed import FastLM
+from .cache_pool import Pool, threads_for
 from .events import Drawn, Ended, Event, Failed, Landed
 from .metrics import Metrics
-from .places import Pool, threads_for
 from .tracks import Track, step_together
 
 Listener = Callable[[Event], None]

@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 import torch
 from fastapi import Request
 
-from .. import order as orders
-from ..course import Course, completing
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
-from ..filling import spread
-from ..modeling_armd import ArmdLM
-from ..order import Order
-from ..sampling import Sampling
-from ..seeds import seeded
+from ..generation.decode_plan import Course, completing
+from ..generation.sampling import Sampling
+from ..generation.state import spread
+from ..model import order as orders
+from ..model.modeling_armd import ArmdLM
+from ..model.order import Order
+from ..runtime.seeds import seeded
+from .detokenizer import Reader
 from .engine import Engine, Job, Listener, Ticket
 from .errors import Gone, Refusal
 from .events import Event
-from .reading import Reader
 from .schema import Choosing
 from .tracks import check_course
 

@@ -5,16 +5,16 @@ from itertools import accumulate
 
 import torch
 
-from ..cache import Cache, Mark, Placing
-from ..course import Course, Limits
-from ..crossing import FEW
 from ..errors import ArmdError
-from ..filling import check, uniforms
-from ..modeling_armd import ArmdLM
-from ..passes import Part, advance_together
-from ..sampling import NO_NUMBERS, Sampling, draw
-from ..shapes import Float, Int, Tensor
-from ..strokes import Line, Pen
+from ..generation.decode_plan import Course, Limits
+from ..generation.forward import Part, advance_together
+from ..generation.kv_cache import Cache, Mark, Placing
+from ..generation.native_step import Line, Pen
+from ..generation.ragged_layers import FEW
+from ..generation.sampling import NO_NUMBERS, Sampling, draw
+from ..generation.state import check, uniforms
+from ..model.modeling_armd import ArmdLM
+from ..model.shapes import Float, Int, Tensor
 from .events import Landed, Rival
 
 

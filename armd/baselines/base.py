@@ -1,0 +1,76 @@
+"""What trainer and evaluation ask of every diffusion baseline."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import MaskedLMOutput
+
+from ..model.order import Order
+from ..model.shapes import Bool, Float, Int, Tensor
+from ..model.strict_model import StrictModel
+from .configuration import BaselineConfig
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Texts that a sampler wrote."""
+
+    tokens: Int[Tensor, "b n"]
+    calls: int
+    """Passes of the model that it took, without steps that changed nothing and were skipped."""
+
+
+class Baseline(StrictModel):
+    """A rival. Randomness comes from `generator`, or, without one, from torch's own state, which
+    the trainer sets for every step."""
+
+    config_class = BaselineConfig
+    config: BaselineConfig
+    bound = True
+    """Its nll is an upper bound of -log p, seen in one draw."""
+
+    @abstractmethod
+    def nll(
+        self,
+        tokens: Int[Tensor, "b n"],
+        scored: Bool[Tensor, "b n"],
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "b"]:
+        """One unbiased draw of the bound on -log p of each row's scored tokens, in nats. Tokens
+        that are not scored (pads) are never noised."""
+
+    @abstractmethod
+    def sample(
+        self,
+        *,
+        batch: int,
+        length: int,
+        steps: int,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Drawn:
+        """Texts from nothing, with at most about `steps` passes of the model; float64 draws."""
+
+    def objective(
+        self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, ""]:
+        """What training minimises: the mean over scored tokens."""
+        return self.nll(tokens, scored).sum() / scored.sum().clamp(min=1)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b n"],
+        order: Order | None = None,
+        labels: Int[Tensor, "b n"] | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        """The training loss, or, in eval mode, the bound alone: the mean over scored tokens. The
+        order that our model's trainer gives is none of its business."""
+        scored = torch.ones_like(input_ids, dtype=torch.bool) if labels is None else labels >= 0
+        if self.training:
+            loss = self.objective(input_ids, scored)
+        else:
+            loss = self.nll(input_ids, scored).sum() / scored.sum().clamp(min=1)
+        return MaskedLMOutput(loss=loss)  # type: ignore[arg-type]

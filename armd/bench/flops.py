@@ -1,0 +1,54 @@
+"""How much arithmetic a pass takes: multiplications and additions of its matrix products."""
+
+from ..baselines import knows_orders, name_of
+from ..model.configuration_armd import ArmdConfig
+from ..model.prefix import CHUNK
+
+
+def train_flops(config: ArmdConfig, length: int, *, squares: bool = False) -> float:
+    """Of training, for each token of a text of `length`: a forward pass, and a backward pass of
+    twice that. What is computed again to save memory does not count. Attention counts what a row
+    may see; with `squares`, every key there is, as torch's counter does."""
+    if knows_orders(name_of(config)):
+        return 3 * _ordered(config, length, squares)
+    return 3 * _denoising(config, length, squares)
+
+
+def forward_flops(config: ArmdConfig, length: int, *, batch: int = 1) -> int:
+    """Of one forward pass of a model that knows orders, in blocks of one token, head included.
+    Causal attention counts as half a square."""
+    return round(batch * length * _ordered(config, length, squares=False))
+
+
+def _ordered(config: ArmdConfig, n: int, squares: bool) -> float:
+    """Our model and its relatives: a forward pass, for each token."""
+    d, p = config.d_model, config.d_pe
+    two = 0 if config.query == "shift" else config.n_two_stream
+    feed = 3 * d * config.d_ff
+    weights = (config.n_layers - two) * (4 * d * d + feed)
+    if two:
+        # query rows need no keys and values; the last layer's context rows need nothing else
+        weights += (two - 1) * (6 * d * d + 2 * feed) + (4 * d * d + feed)
+    keys = ((config.n_layers - two) + max(0, 2 * two - 1)) * (n if squares else n / 2)
+    prefix = 0
+    if config.query == "prefix":
+        prefix = min(CHUNK, n) * (p + d) + 2 * p * d * (n > CHUNK)
+    return 2 * (weights + prefix + 2 * keys * d + d * config.vocab_size)
+
+
+def _denoising(config: ArmdConfig, n: int, squares: bool) -> float:
+    """A diffusion rival. Its head reads the masked tokens alone, on average half of them (of each
+    block at least one), but all where noise writes any token. Block diffusion has the clean text
+    beside the noisy one."""
+    name, d = name_of(config), config.d_model
+    layer = 4 * d * d + 3 * d * config.d_ff
+    weights, keys = config.n_layers * layer, config.n_layers * n
+    read = 1.0 if name == "sedd-uniform" else 0.5
+    if name.startswith("bd3lm"):
+        size = config.block_size  # type: ignore[attr-defined]
+        clean = (n - 1) // size * size  # nothing looks at the last block when it is clean
+        weights += clean / n * ((config.n_layers - 1) * layer + 2 * d * d)
+        noisy, among = (n + clean, clean) if squares else ((n + size) / 2, (clean + size) / 2)
+        keys = config.n_layers * noisy + (config.n_layers - 1) * among * clean / n
+        read = (size + 1) / (2 * size)
+    return 2 * (weights + 2 * keys * d + read * d * config.vocab_size)

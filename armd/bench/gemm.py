@@ -1,0 +1,93 @@
+"""`armd bench products`: how near to memory's own speed are products of a few rows?"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrices of one kind applied to a few rows, one after the other, so that none is cached."""
+
+    way: str
+    rows: int
+    seconds: float
+    """For all matrices, the best of the repetitions."""
+    median: float
+    gb_per_second: float
+    """Bytes of the matrices in float32, whatever they are stored in, over the best time."""
+
+
+def bench_products(
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64),
+    depth: int = 768,
+    outputs: int = 4096,
+    matrices: int = 16,
+    repeats: int = 7,
+    threads: int | None = None,
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+) -> None:
+    """Time F.linear against the packed products of `--weights fp32` and `int8`, interleaved."""
+    import torch
+
+    from .timing import interleave, read_bandwidth
+
+    if threads:
+        torch.set_num_threads(threads)
+    bandwidth = read_bandwidth(torch.device("cpu"))
+    print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
+    sides = build(depth, outputs, matrices, rows)
+    with torch.no_grad():
+        times = interleave(sides, repeats=repeats, device=torch.device("cpu"))
+    size, products = 4 * depth * outputs * matrices, []
+    for name, time in times.items():
+        way, count = name.split(" x ")
+        rate = size / time.best / 1e9
+        products.append(Product(way, int(count), time.best, time.median, rate))
+    show(products)
+    if json_file:
+        settings = {"depth": depth, "outputs": outputs, "matrices": matrices, "repeats": repeats}
+        settings |= {"threads": torch.get_num_threads(), "bandwidth": bandwidth}
+        content = {"settings": settings, "products": [asdict(product) for product in products]}
+        json_file.write_text(json.dumps(content, indent=1))
+
+
+def build(depth: int, outputs: int, matrices: int, rows: tuple[int, ...]) -> dict:
+    """Each way at each number of rows, by name."""
+    import torch
+    from torch import nn
+
+    from ..native import library as native
+    from ..native.packed import SkinnyLinear
+
+    plain = [nn.Linear(depth, outputs, bias=False) for _ in range(matrices)]
+    ways: dict[str, list] = {"F.linear": plain}
+    if native.library() is not None:
+        for name, int8 in (("packed fp32", False), ("packed int8", True)):
+            ways[name] = [SkinnyLinear(linear.weight, int8=int8) for linear in plain]
+
+    def run(layers: list, x: torch.Tensor):
+        return lambda: [layer(x) for layer in layers]
+
+    return {
+        f"{way} x {count}": run(layers, torch.randn(count, depth))
+        for way, layers in ways.items()
+        for count in rows
+    }
+
+
+def show(products: list[Product]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = sorted({product.rows for product in products})
+    table = Table(title="GB/s of float32 weights, or of what they would be", box=None)
+    for column in ("rows", *map(str, rows)):
+        table.add_column(column, justify="left" if column == "rows" else "right")
+    for way in dict.fromkeys(product.way for product in products):
+        rates = [f"{product.gb_per_second:.0f}" for product in products if product.way == way]
+        table.add_row(way, *rates)
+    Console().print(table)

@@ -1,0 +1,102 @@
+"""How to time fairly: all sides interleaved in one process, minimum and median."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..runtime.memory import give_back_memory
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each repetition."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def interleave(
+    sides: dict[str, Callable[[], object]],
+    *,
+    repeats: int,
+    device: torch.device,
+    warm: bool = False,
+) -> dict[str, Times]:
+    """Run every side once to warm up, if they are not `warm`, then all in turn, `repeats` times."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(warm, repeats + 1):
+        for name, run in sides.items():
+            taken = timed(run, device)
+            if turn:
+                seconds[name].append(taken)
+    return {name: Times(tuple(values)) for name, values in seconds.items()}
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that `work` takes."""
+    wait(device)
+    start = time.perf_counter()
+    work()
+    wait(device)
+    return time.perf_counter() - start
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was told; a CPU has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes that a run needs on top of what is held before it; None where the system can't tell."""
+    gc.collect()
+    give_back_memory()
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+        before = torch.accelerator.memory_allocated(device)
+        run()
+        return torch.accelerator.max_memory_allocated(device) - before
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if not reset.exists():
+        return None
+    try:
+        reset.write_text("5")
+    except OSError:
+        return None
+    before = _resident(status, "VmRSS")
+    run()
+    return _resident(status, "VmHWM") - before
+
+
+def _resident(status: Path, field: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def gemm_peak(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """FLOP/s that this machine's matrix product reaches: the best of several square sizes."""
+    best = 0.0
+    for size in (1024, 2048, 3072):
+        a, b, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
+        times = interleave({"mm": lambda: torch.mm(a, b, out=out)}, repeats=4, device=device)  # noqa: B023
+        best = max(best, 2 * size**3 / times["mm"].best)
+    return best
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes/s at which this machine reads memory it has written: the best of several sums."""
+    data = torch.ones(96 * 2**20, device=device)
+    times = interleave({"read": data.sum}, repeats=6, device=device)
+    return data.numel() * data.element_size() / times["read"].best

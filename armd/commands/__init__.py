@@ -1,0 +1,1 @@
+"""Verbs that belong to no other room: generate and demo."""

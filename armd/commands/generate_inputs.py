@@ -1,0 +1,151 @@
+"""Requests: which texts are to be written? Prompts, files of prompts and templates as canvases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ArmdError
+from ..generation.template import blank_lengths, fill_in
+from ..runtime.seeds import seeded
+
+MOST_STEPS = 1_000_000
+"""Of a masking process."""
+
+if TYPE_CHECKING:
+    from ..generation.plan import Canvas
+    from ..model.order import Order
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to be completed."""
+
+    index: int
+    """Its number, from which, with the seed, all its draws come."""
+    prompt: str
+    """What the user gave: a prompt or a template."""
+    tokens: list[int]
+    known: list[bool]
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Prompts from a .txt file, one a line, or from .jsonl objects with a prompt or a text."""
+    if file.suffix not in (".txt", ".jsonl"):
+        raise ArmdError(f"prompts {file} must be .txt, one prompt a line, or .jsonl")
+    try:
+        lines = file.read_text("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ArmdError(
+            f"{file} is no UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
+    except OSError as error:
+        raise ArmdError(f"cannot read {file}: {error.strerror}; name a file of prompts") from None
+    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ArmdError(f"{file} holds no prompts; write one a line")
+    if file.suffix == ".txt":
+        return [line for _, line in numbered]
+    return [_json_prompt(file, number, line) for number, line in numbered]
+
+
+def _json_prompt(file: Path, number: int, line: str) -> str:
+    try:
+        record = json.loads(line)
+        found = record["prompt"] if "prompt" in record else record["text"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, str):
+        raise ArmdError(f"{file} line {number} is no JSON object with a prompt") from None
+    return found
+
+
+def from_prompts(
+    prompts: Sequence[str],
+    encode: Callable[[str], list[int]],
+    *,
+    length: int,
+    count: int,
+    max_length: int,
+) -> list[Request]:
+    """Each prompt `count` times, to be continued up to `length` tokens."""
+    requests = []
+    for number, prompt in enumerate(prompts):
+        given = encode(prompt) if prompt else []
+        if len(given) >= max_length:
+            raise ArmdError(
+                f"prompt {number + 1} has {len(given)} tokens, and the model takes {max_length} "
+                "with what it writes; cut the prompt"
+            )
+        if not len(given) < length:
+            raise ArmdError(
+                f"--length {length} leaves no room after a prompt of {len(given)} tokens; raise "
+                "--length or cut the prompt"
+            )
+        blanks = length - len(given)
+        tokens, known = given + [0] * blanks, [True] * len(given) + [False] * blanks
+        start = number * count
+        requests += [Request(start + i, prompt, tokens, known) for i in range(count)]
+    return requests
+
+
+def from_template(
+    template: str, encode: Callable[[str], list[int]], *, lengths: str, count: int, seed: int
+) -> list[Request]:
+    """A template `count` times; blanks without a given length draw one for each text."""
+    given = blank_lengths(lengths)
+    requests = []
+    for index in range(count):
+        generator = seeded(seed, index, "blanks")
+        tokens, known = fill_in(template, encode, lengths=given, generator=generator)
+        requests.append(Request(index, template, tokens, known))
+    return requests
+
+
+def batches(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
+    """Neighbours of equal length together, at most so many."""
+    batch: list[Request] = []
+    for request in requests:
+        if batch and (len(batch) == most or len(batch[0].tokens) != len(request.tokens)):
+            yield batch
+            batch = []
+        batch.append(request)
+    if batch:
+        yield batch
+
+
+def canvas_of(requests: Sequence[Request], *, order: str, streams: int, seed: int) -> Canvas:
+    """Texts of one length, each in an order of its own."""
+    import torch
+
+    from ..generation.plan import from_blanks
+    from ..model.order import completing, stack
+
+    known = torch.tensor([request.known for request in requests])
+    made = [
+        completing(row, blank_order(order, int((~row).sum()), streams, (seed, request.index)))
+        for row, request in zip(known, requests, strict=True)
+    ]
+    tokens = torch.tensor([request.tokens for request in requests])
+    return from_blanks(tokens, known, order=stack(made))
+
+
+def blank_order(order: str, n: int, streams: int, words: tuple[int, int]) -> Order:
+    """The order of n blanks that --order and --streams name."""
+    from ..model import order as orders
+
+    kind, _, steps = order.partition(":")
+    if order == "left-to-right":
+        return orders.strided(n, streams)
+    if streams != 1:
+        raise ArmdError(f"--order {order} says its own blocks; leave out --streams {streams}")
+    if order == "random":
+        return orders.random(n, generator=seeded(*words, "order"))
+    if kind == "masking" and steps.isdecimal() and int(steps) <= MOST_STEPS:
+        return orders.masking(n, int(steps), generator=seeded(*words, "order"))
+    raise ArmdError(
+        f"no order '{order}'; use left-to-right, random or masking:T, T steps, at most {MOST_STEPS}"
+    )

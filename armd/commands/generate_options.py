@@ -1,0 +1,177 @@
+"""What `armd generate` is asked for: the options, and the model, texts and sampling they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from ..baselines import knows_orders, name_of
+from ..errors import ArmdError
+from .generate_inputs import Request, from_prompts, from_template, read_prompts
+
+if TYPE_CHECKING:
+    from ..data.tokenizer import TextTokenizer
+    from ..generation.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What to write, and how."""
+
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    """A training run, or a folder of save_pretrained with its tokenizer."""
+    prompt: str | None = None
+    """The text to continue; without any, texts start from nothing."""
+    prompts: Path | None = None
+    """A file of prompts: .txt, one a line, or .jsonl with a prompt each."""
+    template: str | None = None
+    """A text with blanks of two or more underscores, "The ____ jumped over ____."."""
+    blank_lengths: str = ""
+    """Tokens of the blanks: 4 for all, 3,5 one for each; if not given, 1 to 8, from the seed."""
+    length: int | None = None
+    """Tokens of a text, its prompt included; 256, or the most the model takes."""
+    count: int = 1
+    """Texts to write for each prompt."""
+    streams: int = 1
+    """Runs written side by side: so many tokens a model call."""
+    steps: int | None = None
+    """Of a diffusion rival: the model calls it may take; one for each token if not given."""
+    order: str = "left-to-right"
+    """left-to-right, random (one token a call, anywhere) or masking:T (diffusion in T steps)."""
+    temperature: float = 1.0
+    """Below 1 sharper, above 1 flatter; 0 takes the most probable token."""
+    top_k: int | None = None
+    """Only the k most probable tokens."""
+    top_p: float | None = None
+    """Only the most probable tokens that together hold this probability."""
+    min_p: float | None = None
+    """Only tokens at least this share as probable as the most probable one."""
+    repetition_penalty: float = 1.0
+    """Above 1: tokens that the text has already become less probable."""
+    match_entropy: float | None = None
+    """Search the temperature whose texts have this unigram entropy, in bits."""
+    seed: int = 0
+    """Text i comes from (seed, i) alone, whatever the batch."""
+    stop: bool = True
+    """End a continuation at its first EOS. Templates are always filled whole."""
+    batch: int = 8
+    """Texts written at a time."""
+    show: bool = False
+    """Show each text as it appears, coloured by step; one at a time."""
+    out: Path | None = None
+    """Write the samples here, as JSON lines, each as soon as it is done."""
+    weights: Literal["fp32", "int8", "plain"] = "fp32"
+    """fp32: packed for fast decoding, where that is to be had; int8: rounded to 8 bits, less to
+    read; plain: as they are."""
+    threads: int | None = None
+    """CPU threads."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    json: Path | None = None
+    """The figures go here."""
+
+
+def sampling_of(job: Writing) -> Sampling:
+    from ..generation.sampling import Sampling
+
+    return Sampling(
+        temperature=job.temperature,
+        top_k=job.top_k,
+        top_p=job.top_p,
+        min_p=job.min_p,
+        repetition_penalty=job.repetition_penalty,
+    )
+
+
+def check(job: Writing) -> None:
+    """What can be told to be wrong before the model is there."""
+    if sum(given is not None for given in (job.prompt, job.prompts, job.template)) > 1:
+        raise ArmdError("give one of --prompt, --prompts and --template, not more")
+    for name in ("count", "batch", "length", "steps", "threads"):
+        value = getattr(job, name)
+        if value is not None and value < 1:
+            raise ArmdError(f"--{name} {value} must be at least 1")
+    if job.blank_lengths and job.template is None:
+        raise ArmdError("--blank-lengths is for the blanks of a --template; give one")
+    if job.template is not None and job.length is not None:
+        raise ArmdError("a template has its own length; use --blank-lengths instead of --length")
+    for file in (job.out, job.json):
+        if file is not None and file.is_dir():
+            raise ArmdError(f"{file} is a folder; name a file to write to")
+
+
+def opened(job: Writing) -> tuple[Any, TextTokenizer]:
+    """The model (an ArmdLM, or a Baseline), with the weights asked for, and its tokenizer."""
+    import torch
+
+    from ..pretrained import load_model, load_tokenizer
+    from ..runtime.processes import device_here
+
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    model = load_model(job.model, device=device_here(job.device))
+    tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
+    diffuses = not knows_orders(name_of(model.config))
+    check_diffusion(job, name_of(model.config) if diffuses else None)
+    if job.weights == "plain" or diffuses:
+        return model, tokenizer
+    try:
+        from ..native.packed import pack  # type: ignore[import-not-found]
+    except ImportError:
+        if job.weights == "int8":
+            raise ArmdError("int8 weights are not to be had here; use --weights fp32") from None
+        return model, tokenizer
+    return pack(model, weights=job.weights), tokenizer
+
+
+def check_diffusion(job: Writing, name: str | None) -> None:
+    """What a diffusion rival, of that name, cannot do, and what only such a one can."""
+    if name is None:
+        if job.steps is not None:
+            raise ArmdError(
+                "--steps is for diffusion rivals; this model takes --streams, or --order masking:T"
+            )
+        return
+    for option, wrong in (
+        ("--prompt", job.prompt),
+        ("--prompts", job.prompts),
+        ("--template", job.template),
+        ("--streams", job.streams != 1),
+        ("--order", job.order != "left-to-right"),
+        ("--top-k", job.top_k),
+        ("--top-p", job.top_p),
+        ("--min-p", job.min_p),
+        ("--repetition-penalty", job.repetition_penalty != 1),
+        ("--weights int8", job.weights == "int8"),
+        ("--show", job.show),
+    ):
+        if wrong:
+            raise ArmdError(
+                f"{name} writes whole texts from nothing; leave out {option}, and use --steps, "
+                "--temperature, --length and --count"
+            )
+
+
+def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Request]:
+    def encode(text: str) -> list[int]:
+        return tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+    most = model.config.max_length
+    if job.template is None:
+        prompts = read_prompts(job.prompts) if job.prompts else [job.prompt or ""]
+        length = min(256, most) if job.length is None else job.length
+        if length > most:
+            raise ArmdError(f"--length {length} passes the model's {most} tokens; lower it")
+        return from_prompts(prompts, encode, length=length, count=job.count, max_length=most)
+    requests = from_template(
+        job.template, encode, lengths=job.blank_lengths, count=job.count, seed=job.seed
+    )
+    longest = max(len(request.tokens) for request in requests)
+    if longest > most:
+        raise ArmdError(
+            f"the template makes {longest} tokens, the model takes {most}; shorten it or its blanks"
+        )
+    return requests

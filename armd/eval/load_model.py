@@ -1,0 +1,177 @@
+"""Which model and tokenizer does the user's word name?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..baselines import knows_orders, model_class
+from ..errors import ArmdError
+from ..pretrained import OURS, TOKENIZER_FILES, find_device, model_folder, saved_kind
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data.tokenizer import TextTokenizer
+    from .scorer import Scorer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be asked, and what to write beside its figures."""
+
+    name: str
+    kind: str
+    """armd (a model that knows orders), armd-baseline (a rival that only bounds its likelihood), or
+    the model_type of a causal LM."""
+    model: Any
+    tokenizer: TextTokenizer
+    precision: str
+    fingerprint: str
+
+    @property
+    def bos(self) -> int:
+        """The token that opens a window: BOS, CLS, or else EOS, as GPT-2 has it."""
+        special = self.tokenizer.special
+        token = special.get("bos_token") or special.get("cls_token") or special["eos_token"]
+        found = self.tokenizer.backend.token_to_id(token)
+        return self.eos if found is None else found
+
+    @property
+    def eos(self) -> int:
+        return self.tokenizer.eos
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @property
+    def config(self) -> str:
+        """Its shape in words, and how it was trained where a run says so."""
+        config = self.model.config
+        if self.kind in OURS:
+            layers, width = f"{config.n_layers} layers", config.d_model
+            if self.kind == "armd" and config.query != "shift":
+                layers += f", {config.n_two_stream} of two streams"
+        else:
+            layers = f"{getattr(config, 'num_hidden_layers', '?')} layers"
+            width = getattr(config, "hidden_size", "?")
+        kind = f"{config.model} ({self.kind})" if self.kind == "armd-baseline" else self.kind
+        words = f"{kind}, {layers}, width {width}, {self.parameters:,} weights"
+        return words + trained(Path(self.name))
+
+    def scorer(self) -> Scorer:
+        from .scorer import ArmdScorer, BaselineScorer, CausalScorer
+
+        if self.kind == "armd":
+            return ArmdScorer(self.model)
+        if self.kind == "armd-baseline":
+            return BaselineScorer(self.model)
+        return CausalScorer(self.model, self.bos)
+
+
+def load(
+    name: str,
+    *,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    precision: str = "float32",
+) -> Loaded:
+    """Our own model, a training run, or a causal LM of Hugging Face, with its tokenizer."""
+    import torch
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+    dtype = kinds.get(precision)
+    if dtype is None:
+        raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
+    folder = model_folder(name) if Path(name).exists() else None  # else a name of the hub
+    kind, model_name = saved_kind(folder) if folder else ("hub", "")
+    if kind in OURS:
+        model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
+        if precision == "int8":
+            if not knows_orders(model_name):
+                raise ArmdError(f"int8 weights are not for {model_name}; use float32")
+            from ..native.packed import pack
+
+            model = pack(model, "int8")
+    elif precision == "int8":
+        raise ArmdError("int8 weights are for our own models; use float32 or bfloat16 for this one")
+    else:
+        model = causal_lm(str(folder or name), dtype)
+    found = model_tokenizer(str(folder or name), tokenizer)
+    loaded = Loaded(
+        name,
+        "armd" if kind in OURS and knows_orders(model_name) else model.config.model_type,
+        model.eval().to(find_device(device)),
+        found,
+        precision,
+        fingerprint(folder),
+    )
+    return fitting(loaded)
+
+
+def causal_lm(name: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from ..data.hub import require_hub
+
+    options = {"dtype": dtype}
+    if not Path(name).exists():
+        try:
+            return AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+        except Exception:  # not in the cache: ask the hub, if it is there
+            require_hub(f"model '{name}'", "give a folder made by save_pretrained")
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, **options)
+    except Exception as error:  # transformers and its hub client raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None
+
+
+def model_tokenizer(place: str, named: str | None) -> TextTokenizer:
+    from ..data.tokenizer import find_tokenizer
+
+    bare = Path(place).is_dir() and not any((Path(place) / f).exists() for f in TOKENIZER_FILES)
+    if named is None and bare:
+        raise ArmdError(f"no tokenizer in {place}; name its tokenizer with --tokenizer")
+    if (named or "").startswith("bpe:"):
+        raise ArmdError("a tokenizer trained here is no model's own; give its folder")
+    return find_tokenizer(named or place, (), rows=False)
+
+
+def fitting(loaded: Loaded) -> Loaded:
+    ours, theirs = loaded.tokenizer.vocab_size, loaded.scorer().vocab_size
+    if ours > theirs:
+        raise ArmdError(
+            f"the tokenizer writes {ours} tokens, but {loaded.name} knows {theirs}; "
+            "name the model's own with --tokenizer"
+        )
+    return loaded
+
+
+def trained(folder: Path) -> str:
+    """What a run's own config.json says of its training."""
+    try:
+        run = json.loads((folder / "config.json").read_text("utf-8"))
+        plan = run["curriculum"]
+        steps = f"{plan['steps']:,} steps up to rho {plan['rho']}, {plan['sbp_steps']:,} strided"
+        return f"; preset {run['preset']}, {steps}, seed {run['seed']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def fingerprint(folder: Path | None) -> str:
+    """Changes when the weights on disk do, without reading them."""
+    if folder is None:
+        return "hub"
+    files = sorted(folder.glob("*.safetensors"))
+    return "; ".join(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files)

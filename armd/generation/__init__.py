@@ -1,0 +1,1 @@
+"""Decoding: plan, KV cache, sampling, decode step, and generate, infill, stream."""

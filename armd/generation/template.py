@@ -1,0 +1,71 @@
+"""Templates: a text with blanks, "The ____ jumped over ____.", as tokens and what is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    import torch
+
+# a space before a blank goes with it: byte-level BPE writes words with their leading space. A run
+# of spaces is tried once, not from each of them: that would take the square of its length
+BLANK = re.compile(r"(?<![ \t])[ \t]*_{2,}")
+LONGEST = 8
+"""Tokens that a blank is drawn to have, at most; and that it can be said to have."""
+MOST = 1_000_000
+
+
+def parts(template: str) -> list[str]:
+    """The text around the blanks: one part more than there are blanks; parts may be empty."""
+    found = BLANK.split(template)
+    if len(found) < 2:
+        raise ArmdError(
+            f"no blank in the template {template[:40]!r}; write two or more underscores where "
+            "text is to be filled in"
+        )
+    return found
+
+
+def blank_lengths(text: str) -> tuple[int, ...] | None:
+    """What --blank-lengths says: "5" for all blanks, "3,5" one for each; empty: to be drawn."""
+    if not text:
+        return None
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and 0 < int(word) <= MOST for word in words):
+        raise ArmdError(f"blank lengths '{text}' must be numbers of tokens, such as 4 or 3,5")
+    return tuple(map(int, words))
+
+
+def fill_in(
+    template: str,
+    encode: Callable[[str], Sequence[int]],
+    *,
+    lengths: Sequence[int] | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[list[int], list[bool]]:
+    """Tokens and which of them are known. `lengths`: tokens of the blanks, one number for all or
+    one for each; without it, 1 to 8, drawn from the generator."""
+    import torch
+
+    around = parts(template)
+    blanks = len(around) - 1
+    if lengths is None:
+        lengths = torch.randint(1, LONGEST + 1, (blanks,), generator=generator).tolist()
+    elif len(lengths) == 1:
+        lengths = [*lengths] * blanks
+    if len(lengths) != blanks:
+        raise ArmdError(
+            f"{len(lengths)} blank lengths do not fit {blanks} blanks; give one for all, or "
+            "one for each"
+        )
+    tokens: list[int] = []
+    known: list[bool] = []
+    for part, length in zip(around, [*lengths, 0], strict=True):
+        given = list(encode(part)) if part else []
+        tokens += given + [0] * length
+        known += [True] * len(given) + [False] * length
+    return tokens, known

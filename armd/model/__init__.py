@@ -1,0 +1,1 @@
+"""The network, exactly: order, layers, queries, head. These files travel with saved weights."""

@@ -1,0 +1,298 @@
+"""The model: a strictly causal, permutation-equivariant transformer of two streams.
+
+Context rows X carry the tokens [BOS, x_0, x_1 ...] in generation order; query rows G carry one row
+for each token to predict. Row k of G sees only blocks before its own, so its logits are
+log p(x_k | all tokens of earlier blocks, the position of x_k). One pass scores a whole order.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import MaskedLMOutput
+
+from .configuration_armd import ArmdConfig
+from .cpu_ops import Dropout, RmsNorm
+from .errors import ArmdError
+from .head import IGNORE, weighted_loss, wide
+from .layers import Layer, Mask, attention, mask_from_limit, turns
+from .order import Order, left_to_right
+from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
+from .shapes import Float, Int, Tensor
+from .strict_model import StrictModel
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each row may see and where it stands, worked out once and used by every layer."""
+
+    context_turn: Float[Tensor, "b n half 2"]
+    query_turn: Float[Tensor, "b n turns 2"]
+    limit: Int[Tensor, "b n"] | None
+    """How many context rows each query row sees (M^sc); None for 1, 2, 3 ...: single tokens."""
+    strict: Mask = None
+    """M^sc: query row to context row, earlier blocks only."""
+    context: Mask = None
+    """M^c among context rows: own and earlier blocks."""
+    query: Mask = None
+    """M^c among query rows, for the layers above the two streams."""
+
+
+class TwoStreamLayer(Layer):
+    """X^l and G^l from X^(l-1) and G^(l-1), with the same weights, keys and values."""
+
+    def forward(self, both: Float[Tensor, "2 b n d"], sight: Sight) -> Float[Tensor, "2 b n d"]:
+        _, batch, n, d = both.shape
+        rows = both.view(2 * batch, n, d)
+        normed = self.attention_norm(rows)
+        turn = torch.stack([sight.context_turn, sight.query_turn])
+        turn = turn.expand(2, batch, -1, -1, -1).flatten(0, 1)
+        query = self.queries(normed, turn)
+        key, value = self.keys_values(normed[:batch], sight.context_turn)
+        seen = [
+            attention(query[:batch], key, value, sight.context),
+            attention(query[batch:], key, value, sight.strict),
+        ]
+        return self.finish(rows, torch.cat(seen)).view(2, batch, n, d)
+
+
+class LastTwoStreamLayer(Layer):
+    """G^l alone: nothing above reads X^l."""
+
+    def forward(self, both: Float[Tensor, "2 b n d"], sight: Sight) -> Float[Tensor, "b n d"]:
+        context, rows = self.attention_norm(both)
+        key, value = self.keys_values(context, sight.context_turn)
+        query = self.queries(rows, sight.query_turn)
+        return self.finish(both[1], attention(query, key, value, sight.strict))
+
+
+class CausalLayer(Layer):
+    """An ordinary block-causal layer on one stream."""
+
+    def forward(self, rows: Float[Tensor, "b n d"], sight: Sight) -> Float[Tensor, "b n d"]:
+        normed = self.attention_norm(rows)
+        key, value = self.keys_values(normed, sight.query_turn)
+        query = self.queries(normed, sight.query_turn)
+        return self.finish(rows, attention(query, key, value, sight.query))
+
+
+class ArmdLM(StrictModel):
+    """The language model. Its logits are for the token itself, as in masked language models."""
+
+    config_class = ArmdConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["TwoStreamLayer", "LastTwoStreamLayer", "CausalLayer"]  # noqa: RUF012
+    causal_layer = CausalLayer
+    config: ArmdConfig
+
+    def __init__(self, config: ArmdConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.bos = nn.Parameter(torch.empty(config.d_model))
+        two = 0 if config.query == "shift" else config.n_two_stream
+        kinds = [TwoStreamLayer] * (two - 1) + [LastTwoStreamLayer] * (two > 0)
+        kinds += [self.causal_layer] * (config.n_layers - two)
+        self.layers = nn.ModuleList(kind(config) for kind in kinds)
+        if config.query == "prefix":
+            self.position_code = PositionCode(config.d_model, config.d_pe)
+        if config.query != "shift":
+            self.query_norm = RmsNorm(config.d_model, eps=config.norm_eps)
+        self.norm = RmsNorm(config.d_model, eps=config.norm_eps)
+        self.dropout = Dropout(config.dropout)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.init_std
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, ArmdLM):
+            nn.init.normal_(module.bos, std=std)
+            # Here, not when their own turn comes: of a model that is not its own, transformers
+            # passes over every module that holds its parameters in children only.
+            for part in module.modules():
+                self._init_linears(part)
+
+    def _init_linears(self, part: nn.Module) -> None:
+        """Unit gain, so that positions and attention start seeing at every width: at 0.02 a narrow
+        model starts nearly blind, and stays behind an autoregressive one."""
+        if isinstance(part, PositionCode):
+            for linear in (part.inner, part.outer):
+                gain = self.config.pe_std or linear.in_features**-0.5
+                nn.init.normal_(linear.weight, std=gain)
+        elif isinstance(part, Layer):
+            for linear in (part.query, part.key_value, part.gate_up):
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            for linear in (part.out, part.down):  # 2L branches add up to about one
+                spread = (2 * self.config.n_layers * linear.in_features) ** -0.5
+                nn.init.normal_(linear.weight, std=spread)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def hidden(self, tokens: Int[Tensor, "b n"], order: Order) -> Float[Tensor, "b n d"]:
+        """The final rows, in generation order: row k knows the blocks before block[k] alone."""
+        order = self._fit(tokens, order)
+        drawn = tokens.gather(1, order.position.expand(tokens.shape))
+        context = self.dropout(self.context_rows(drawn[:, :-1]))
+        sight = look(order, self.config, context.dtype)
+        if self.config.query == "shift":
+            wanted = order.position + 1
+            rows = self.one_stream(context, self.codes(len(order) + 1), wanted)
+            turn = self.one_stream_turn(sight.context_turn, turns(wanted, self.config))
+            sight = replace(sight, query_turn=turn.to(context.dtype))
+        else:
+            rows = torch.stack([context, self._first_query(context, order, sight)])
+        for layer in self.layers:
+            if self.gradient_checkpointing and self.training:
+                rows = checkpoint(layer, rows, sight, use_reentrant=False)
+            else:
+                rows = layer(rows, sight)
+        return self.norm(rows)
+
+    def context_rows(self, drawn: Int[Tensor, "b m"]) -> Float[Tensor, "b n d"]:
+        """X^0: BOS, in a block before all others, then the tokens drawn so far."""
+        bos = self.bos.expand(len(drawn), 1, -1)
+        return torch.cat([bos, self.embedding(drawn)], 1)
+
+    def one_stream(
+        self,
+        context: Float[Tensor, "b n d"],
+        code: Float[Tensor, "length p"],
+        wanted: Int[Tensor, "b2 n"],
+    ) -> Float[Tensor, "b n d"]:
+        """The first rows of the shifted query. Row k holds the last token and predicts the one at
+        wanted[k]; left to right it need not be told where that is."""
+        return context
+
+    def one_stream_turn(
+        self, own: Float[Tensor, "b n half 2"], wanted: Float[Tensor, "b2 n half 2"]
+    ) -> Float[Tensor, "b n turns 2"]:
+        """How these rows are turned: each to where its own token stands."""
+        return own
+
+    def codes(self, length: int) -> Float[Tensor, "n p"]:
+        """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""
+        if self.config.query != "prefix":
+            return self.bos.new_ones(length, 1)
+        return self.position_code(length)
+
+    def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """The head, tied to the embedding."""
+        return nn.functional.linear(rows, self.head_matrix())
+
+    def head_matrix(self) -> Float[Tensor, "v d"]:
+        return self.embedding.weight
+
+    def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
+        """G^0: prefix aggregation over what each row sees."""
+        code = self.codes(len(order) + 1).to(context.dtype)
+        query, key = code[order.position + 1], code[context_position(order)]
+        if sight.limit is None:
+            count = torch.arange(1, len(order) + 1, device=context.device)
+            return self.start_query(prefix_sums(query, key, context), count)
+        sums = prefix_sums_in_blocks(query, key, context, sight.limit)
+        return self.start_query(sums, sight.limit)
+
+    def start_query(
+        self, sums: Float[Tensor, "*b n d"], count: Int[Tensor, "*b2 n"] | None
+    ) -> Float[Tensor, "*b n d"]:
+        """G^0 from sums over `count` context rows, which only a mean asks for."""
+        if self.config.query == "mean":
+            assert count is not None
+            sums = sums / count[..., None]
+        return self.query_norm(sums)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b n"],
+        order: Order | None = None,
+        labels: Int[Tensor, "b n"] | None = None,
+        weight: Float[Tensor, "... n"] | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        """Logits (batch, n, vocabulary) in generation order: row k is for the token at position[k].
+        input_ids are in natural order; without an order, left to right.
+
+        With labels (natural order, -100 is not scored) only the loss is made, never all logits: the
+        mean over scored tokens, or, with weight (generation order), the weighted mean."""
+        order = left_to_right(max(1, input_ids.shape[-1])) if order is None else order
+        rows = self.hidden(input_ids, order)
+        if labels is None:
+            return MaskedLMOutput(logits=self.logits(rows))  # type: ignore
+        position = order.rows(len(labels)).position.to(labels.device)
+        target = labels.gather(1, position.expand(labels.shape)).flatten()
+        share = (target != IGNORE).to(wide(rows.dtype))
+        if weight is not None:
+            share = share * weight.expand(labels.shape).flatten()
+        share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
+        loss = weighted_loss(rows.flatten(0, 1), self.head_matrix(), target, share)
+        return MaskedLMOutput(loss=loss)  # type: ignore
+
+    @property
+    def any_order(self) -> bool:
+        """It knows other orders than left to right."""
+        return self.config.query != "shift"
+
+    def check_order(self, order: Order) -> None:
+        """Raise for an order that the model does not know."""
+        if not self.any_order and not order.forward:
+            raise ArmdError("query='shift' is autoregressive: it knows order left_to_right alone")
+
+    def _fit(self, tokens: Tensor, order: Order) -> Order:
+        """The order as rows for these tokens, on their device; raises where the two do not fit."""
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ArmdError(f"tokens must be integers (batch, n), not {tuple(tokens.shape)}")
+        batch, n = tokens.shape
+        if len(order) != n:
+            raise ArmdError(
+                f"the order is for {len(order)} tokens, the text has {n}; make them equal"
+            )
+        if n > self.config.max_length:
+            raise ArmdError(
+                f"a text of {n} tokens passes max_length {self.config.max_length}; cut it, or "
+                "build the model with a larger max_length"
+            )
+        # elsewhere than on a CPU the check would wait for the device, and its kernels check anyway
+        if tokens.device.type == "cpu" and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ArmdError(
+                    f"token {low if low < 0 else high} is outside the vocabulary of "
+                    f"{self.config.vocab_size}; is this the model's own tokenizer?"
+                )
+        self.check_order(order)
+        return order.rows(batch).to(tokens.device)
+
+
+def context_position(order: Order) -> Int[Tensor, "b n"]:
+    """Where the context rows stand: BOS at 0, tokens at 1..n. The last token drawn has no row,
+    because no query may see it."""
+    return nn.functional.pad(order.position[:, :-1] + 1, (1, 0))
+
+
+def look(order: Order, config: ArmdConfig, dtype: torch.dtype) -> Sight:
+    """Positions and masks of an order's rows. Blocks of one token need no mask at all: query row k
+    sees context rows 0..k, so both streams are plainly triangular over the same keys."""
+    context_turn = turns(context_position(order), config).to(dtype)
+    shift = config.query == "shift"
+    query_turn = context_turn if shift else turns(order.position + 1, config).to(dtype)
+    if order.singles:
+        return Sight(context_turn, query_turn, limit=None)
+    n = len(order)
+    context_block = nn.functional.pad(order.block[:, :-1], (1, 0), value=-1)
+    limit = torch.searchsorted(context_block, order.block)
+    reach = torch.searchsorted(context_block, context_block, right=True)
+    among = torch.searchsorted(order.block, order.block, right=True)
+    masks: list[Mask] = [mask_from_limit(m, n) for m in (limit, reach, among)]
+    return Sight(context_turn, query_turn, limit, *masks)
+
+
+# so that save_pretrained ships the code, and the folder loads where armd is not installed
+ArmdLM.register_for_auto_class("AutoModelForMaskedLM")

@@ -1,0 +1,1 @@
+"""The C kernels and the packed weights that they read."""

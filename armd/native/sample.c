@@ -1,0 +1,236 @@
+/* A token for each row of logits, in float64: one number in [0, 1) against the cumulative sum of the
+ * probabilities, which is never written down. Blocks are summed first, then the one block in which
+ * the number falls is walked through. */
+#include "sample.h"
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+enum { BLOCK = 1024 };
+typedef double quad __attribute__((vector_size(32), aligned(8)));
+typedef float four __attribute__((vector_size(16), aligned(4)));
+typedef long longs __attribute__((vector_size(32), aligned(8)));
+
+/* 1 / k!, from k = 13 down. */
+static const double series[] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800.,
+                                1 / 362880.,     1 / 40320.,     1 / 5040.,     1 / 720.,
+                                1 / 120.,        1 / 24.,        1 / 6.,        1 / 2.,
+                                1,               1};
+
+/* e^x for x <= 0, within a rounding or two; 0 below -708. */
+static inline quad exponential(quad x) {
+    const longs tiny = x < -708.0 + (quad){0};
+    x = (quad)((longs)x & ~tiny);
+    const quad shifted = x * 1.4426950408889634 + 6755399441055744.0; /* low bits: x / ln 2 */
+    const quad n = shifted - 6755399441055744.0;
+    const quad r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
+    quad p = {0};
+    for (int k = 0; k < 14; k++) p = p * r + series[k];
+    return (quad)(((longs)p + ((longs)shifted << 52)) & ~tiny);
+}
+
+/* Weights of one block, relative to the largest logit. */
+static double weigh(const float *logits, long count, double most, double rate, double *out) {
+    quad total = {0};
+    for (long i = 0; i < count; i += 4) {
+        quad x;
+        if (i + 4 <= count)
+            x = __builtin_convertvector(*(const four *)(logits + i), quad);
+        else
+            for (int j = 0; j < 4; j++) x[j] = i + j < count ? logits[i + j] : -INFINITY;
+        const quad weight = exponential((x - most) * rate);
+        total += weight;
+        if (out && i + 4 <= count)
+            *(quad *)(out + i) = weight;
+        else if (out)
+            for (int j = 0; j < 4 && i + j < count; j++) out[i + j] = weight[j];
+    }
+    return (total[0] + total[1]) + (total[2] + total[3]);
+}
+
+static float largest(const float *x, long count) {
+    float most = -INFINITY;
+    for (long i = 0; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+/* The first token whose cumulative weight exceeds uniform * total; never one of weight 0. */
+static long find(const float *logits, long count, double most, double rate, double uniform,
+                 const double *sums) {
+    const long blocks = (count + BLOCK - 1) / BLOCK;
+    double total = 0, before = 0, weights[BLOCK];
+    for (long b = 0; b < blocks; b++) total += sums[b];
+    const double target = fmin(uniform * total, nextafter(total, 0));
+    long b = 0, token = 0;
+    while (b < blocks - 1 && before + sums[b] <= target) before += sums[b++];
+    const long start = b * BLOCK, size = count - start < BLOCK ? count - start : BLOCK;
+    weigh(logits + start, size, most, rate, weights);
+    for (long i = 0; i < size; i++) {
+        if (weights[i] > 0) token = start + i;
+        if ((before += weights[i]) > target) break;
+    }
+    return token;
+}
+
+/* 1 / temperature, but finite: inf times 0 would be no number. */
+static double rate_of(const choice *c) { return fmin(1 / c->temperature, 1e300); }
+
+static int filters(const choice *c) { return c->temperature > 0 && (c->top_k || c->top_p || c->min_p); }
+
+/* Weights in (0, 1] fall into buckets by size, the largest first: 16 for each power of two, the last
+ * for all that is tiny. Only the one bucket in which a filter ends has to be sorted. */
+enum { BUCKETS = 64 * 16 + 2 };
+
+static long bucket_of(double weight) {
+    union {
+        double number;
+        uint64_t bits;
+    } w = {weight};
+    const long place = (long)(0x3ff0 - (int64_t)(w.bits >> 48)); /* sign, exponent, four more */
+    return place < BUCKETS - 1 ? place : BUCKETS - 1;
+}
+
+typedef struct {
+    double weight;
+    long token;
+} item;
+
+/* The larger first; of equal ones the lower token. */
+static int by_size(const void *a, const void *b) {
+    const item *x = a, *y = b;
+    if (x->weight != y->weight) return x->weight < y->weight ? 1 : -1;
+    return x->token < y->token ? -1 : 1;
+}
+
+/* The last item that stays when the `most` largest do, and of these only as many as it takes to hold
+ * `share` of their weight; off at 0. Items need room for all. */
+static item last_kept(const double *weights, long count, long most, double share, item *items) {
+    long number[BUCKETS] = {0};
+    double mass[BUCKETS] = {0}, before = 0, total = 0;
+    for (long i = 0; i < count; i++) {
+        if (!(weights[i] > 0)) continue;
+        const long b = bucket_of(weights[i]);
+        number[b]++, mass[b] += weights[i], total += weights[i];
+    }
+    item last = {0, count};
+    for (long b = 0, rank = 0; b < BUCKETS; b++) {
+        const int ends = (most && rank + number[b] >= most) || (share && before + mass[b] >= share * total);
+        if (!number[b]) continue;
+        if (!ends) {
+            rank += number[b], before += mass[b];
+            continue;
+        }
+        long found = 0;
+        for (long i = 0; i < count; i++)
+            if (weights[i] > 0 && bucket_of(weights[i]) == b) items[found++] = (item){weights[i], i};
+        qsort(items, found, sizeof(item), by_size);
+        for (long i = 0; i < found; i++) {
+            if ((most && rank >= most) || (share && before >= share * total)) return last;
+            last = items[i], rank++, before += last.weight;
+        }
+    }
+    return last;
+}
+
+static int stays(double weight, long token, item last) {
+    return weight > last.weight || (weight == last.weight && token <= last.token);
+}
+
+/* One token of those that the filters leave. `weights` and `items` are room for all of them. */
+static long filtered(const float *logits, long count, double most, const choice *c, double uniform,
+                     double *weights, item *items) {
+    for (long start = 0; start < count; start += BLOCK) {
+        const long left = count - start;
+        weigh(logits + start, left < BLOCK ? left : BLOCK, most, rate_of(c), weights + start);
+    }
+    /* top-p takes its share of what top-k leaves */
+    for (int turn = 0; turn < 2; turn++) {
+        const long top_k = turn ? 0 : c->top_k;
+        const double top_p = turn ? c->top_p : 0;
+        if (!top_k && !top_p) continue;
+        const item last = last_kept(weights, count, top_k, top_p, items);
+        for (long i = 0; i < count; i++)
+            if (!stays(weights[i], i, last)) weights[i] = 0;
+    }
+    double total = 0, before = 0;
+    for (long i = 0; i < count; i++) {
+        if (weights[i] < c->min_p) weights[i] = 0; /* the largest is 1 */
+        total += weights[i];
+    }
+    const double target = fmin(uniform * total, nextafter(total, 0));
+    long token = 0;
+    for (long i = 0; i < count; i++) {
+        if (weights[i] > 0) token = i;
+        if ((before += weights[i]) > target) break;
+    }
+    return token;
+}
+
+static long first_largest(const float *logits, long count, float most) {
+    for (long i = 0; i < count; i++)
+        if (logits[i] == most) return i;
+    return 0;
+}
+
+/* logits (rows, count), uniform and choices (rows); given[r] >= 0 is a token to be taken, given may be
+ * NULL. logp is the token's at temperature 1. The token of a row whose logits are no numbers is -1. -1 if
+ * there is no memory. */
+int draw_rows(const float *logits, const double *uniform, const long *given, const choice *choices,
+              long rows, long count, long *token, double *logp) {
+    const long blocks = (count + BLOCK - 1) / BLOCK;
+    double *sums = malloc(sizeof(double) * rows * (2 * blocks + 1));
+    if (!sums) return -1;
+    double *plain = sums + rows * blocks, *most = plain + rows * blocks;
+    int failed = 0;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (long i = 0; i < rows * blocks; i++) {
+            const long start = i % blocks * BLOCK, left = count - start;
+            plain[i] = largest(logits + i / blocks * count + start, left < BLOCK ? left : BLOCK);
+        }
+#pragma omp for schedule(static)
+        for (long r = 0; r < rows; r++) {
+            most[r] = -INFINITY;
+            for (long b = 0; b < blocks; b++) most[r] = fmax(most[r], plain[r * blocks + b]);
+        }
+#pragma omp for schedule(static)
+        for (long i = 0; i < rows * blocks; i++) {
+            const long r = i / blocks, start = i % blocks * BLOCK, left = count - start;
+            const long size = left < BLOCK ? left : BLOCK;
+            const float *part = logits + r * count + start;
+            sums[i] = plain[i] = weigh(part, size, most[r], 1, NULL);
+            const choice *c = choices + r;
+            if (c->temperature > 0 && c->temperature != 1 && !filters(c))
+                sums[i] = weigh(part, size, most[r], rate_of(c), NULL);
+        }
+#pragma omp for schedule(static)
+        for (long r = 0; r < rows; r++) {
+            const float *row = logits + r * count;
+            const choice *c = choices + r;
+            double total = 0;
+            for (long b = 0; b < blocks; b++) total += plain[r * blocks + b];
+            if (!isfinite(total) || !isfinite(most[r])) {
+                token[r] = -1, logp[r] = NAN;
+                continue;
+            }
+            if (given && given[r] >= 0)
+                token[r] = given[r];
+            else if (c->temperature <= 0)
+                token[r] = first_largest(row, count, most[r]);
+            else if (filters(c)) {
+                double *weights = malloc((sizeof(double) + sizeof(item)) * count);
+                if (weights)
+                    token[r] = filtered(row, count, most[r], c, uniform[r], weights,
+                                        (item *)(weights + count));
+                else
+                    token[r] = 0, failed = -1;
+                free(weights);
+            } else
+                token[r] = find(row, count, most[r], rate_of(c), uniform[r], sums + r * blocks);
+            logp[r] = row[token[r]] - most[r] - log(total);
+        }
+    }
+    free(sums);
+    return failed;
+}

@@ -1,0 +1,102 @@
+"""A picture of streams landing: which token appears where, at which model call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from .orders import INK, MASKED, _cell, _colour, _frame, _pyplot, _save, _ticks
+
+if TYPE_CHECKING:
+    from ..commands.generate import Written
+
+GIVEN = "#d3d7de"
+
+
+def plot_streams(
+    model: tyro.conf.Positional[str],
+    /,
+    *,
+    out: Path,
+    prompt: str | None = None,
+    template: str | None = None,
+    blank_lengths: str = "",
+    length: int = 24,
+    streams: int = 4,
+    order: str = "left-to-right",
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """Write a text and draw how its tokens land: a row for each model call, coloured by it.
+
+    Args:
+        model: A training run, or a folder of save_pretrained with its tokenizer.
+        out: Where to write the picture, as FILE.png (or .svg, .pdf).
+        prompt: The text to continue.
+        template: A text with blanks of underscores, instead of a prompt.
+        blank_lengths: Tokens of its blanks, as 4 or 3,5.
+        length: Tokens of the text, prompt included.
+        streams: Runs written side by side.
+        order: left-to-right, random or masking:T.
+        temperature: Of the sampling.
+        seed: Of the sampling.
+    """
+    from ..commands.generate import write
+    from ..commands.generate_options import Writing, opened, requested, sampling_of
+
+    pyplot = _pyplot()
+    job = Writing(
+        model,
+        prompt=prompt,
+        template=template,
+        blank_lengths=blank_lengths,
+        length=None if template else length,
+        streams=streams,
+        order=order,
+        temperature=temperature,
+        seed=seed,
+        stop=False,
+        weights="plain",
+    )
+    sampling = sampling_of(job)
+    writer, tokenizer = opened(job)
+    (text,), calls = write(job, writer, tokenizer, sampling, requested(job, writer, tokenizer))
+
+    def decode(ids: list[int]) -> str:
+        return tokenizer.backend.decode(ids, skip_special_tokens=False)
+
+    figure = draw_landing(text, calls, decode)
+    _save(figure, out)
+    pyplot.close(figure)
+
+
+def draw_landing(text: Written, calls: int, decode: Any) -> Any:
+    """Row t: the text after t calls; what is given is grey, each token has its call's colour."""
+    from ..commands.terminal_view import pieces
+
+    n, words = len(text.ids), pieces(text.ids, decode)
+    figure = _pyplot().figure(
+        figsize=(max(6.0, 0.62 * n), max(2.4, 0.42 * (calls + 2))), layout="constrained"
+    )
+    axes = figure.subplots()
+    for row in range(calls + 1):
+        for j, step in enumerate(text.steps):
+            late = step is not None and step >= row
+            colour = MASKED if late else GIVEN if step is None else _colour(step, calls)
+            _cell(axes, j, row, colour)
+            if (step is None and row == 0) or step == row - 1 or row == calls:
+                _word(axes, j, row, words[j])
+    _frame(axes, n, calls + 1, f"{n} tokens, {calls} model calls: each colour is one call")
+    axes.set_xlabel("position in the text")
+    axes.set_ylabel("model calls made")
+    _ticks(axes, n, calls + 1)
+    return figure
+
+
+def _word(axes: Any, x: float, y: float, word: str) -> None:
+    shown = word.replace("\n", "↵").replace("$", r"\$").strip(" ")
+    size = 8.5 if len(shown) <= 5 else 7 if len(shown) <= 8 else 5
+    where = {"ha": "center", "va": "center", "clip_on": True}
+    axes.text(x + 0.5, y + 0.5, shown, fontsize=size, color=INK, **where)

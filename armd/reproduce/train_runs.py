@@ -1,0 +1,144 @@
+"""Training the study's runs, a few at a time, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..errors import ArmdError
+from ..runtime.atomic_files import write_text
+from ..train.export import EXPORT, exported_step
+from ..train.recipe import Recipe, as_json, differences
+from ..train.run_folder import read_recipe
+from .runs import Study, Trained
+
+
+@dataclass
+class Worker:
+    """A run that is being trained."""
+
+    trained: Trained
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    began: float
+
+
+def done(study: Study, trained: Trained) -> bool:
+    """The run is at its last step, and it is a run of this very recipe. One of another recipe is
+    not done: the trainer will refuse to go on with it, and say why."""
+    folder = study.run(trained.name)
+    if exported_step(folder / EXPORT) != trained.recipe.curriculum.total:
+        return False
+    return not any(differences(read_recipe(folder), study.placed(trained)))
+
+
+def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "") -> dict[str, str]:
+    """Train what is not trained yet, `jobs` runs at a time; a run waits for the one it starts from.
+    Returns what went wrong, by run: one that fails stops no other. Asked to stop, the runs save
+    first, and the same command goes on with them."""
+    waiting = [run for run in runs if not done(study, run)]
+    if waiting:
+        print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
+    working: list[Worker] = []
+    failed: dict[str, str] = {}
+    asked: list[int] = []  # to stop; heard between two steps, so that no run is started unseen
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: asked.append(number))
+    try:
+        while waiting or working:
+            if asked:
+                raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(143)
+            for run in ready(study, runs, waiting)[: jobs - len(working)]:
+                waiting.remove(run)
+                working.append(start(study, run, jobs=jobs, launch=launch))
+            if not working:  # what is left starts from runs that failed
+                failed |= {run.name: f"needs {run.after}" for run in waiting}
+                break
+            time.sleep(0.3)
+            working = [worker for worker in working if not ended(study, worker, failed)]
+    except BaseException:
+        stop(working)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    return failed
+
+
+def ready(study: Study, runs: list[Trained], waiting: list[Trained]) -> list[Trained]:
+    """Those that start from nothing, or from a run that is done."""
+    named = {run.name: run for run in runs}
+    return [run for run in waiting if not run.after or done(study, named[run.after])]
+
+
+def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
+    """`armd train`, from a config file, on this run's share of the cores."""
+    recipe = study.placed(trained)
+    command = [*(shlex.split(launch) or [sys.executable, "-m", "armd.cli"]), "train"]
+    command += [recipe.preset, "--config", str(config_file(study, trained.name, recipe))]
+    logs = study.folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = (logs / f"{trained.name}.log").open("ab")
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    # a group of its own: Ctrl-C is passed on by us, once
+    process = subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": threads},
+    )
+    print(f"  {trained.name}: training, {recipe.curriculum.total} steps", flush=True)
+    return Worker(trained, process, log, time.monotonic())
+
+
+def config_file(study: Study, name: str, recipe: Recipe) -> Path:
+    folder = study.folder / "configs"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{name}.json", as_json(recipe))
+    return folder / f"{name}.json"
+
+
+def ended(study: Study, worker: Worker, failed: dict[str, str]) -> bool:
+    code = worker.process.poll()
+    if code is None:
+        return False
+    worker.log.close()
+    name, minutes = worker.trained.name, (time.monotonic() - worker.began) / 60
+    if code == 0 and done(study, worker.trained):
+        print(f"  {name}: done in {minutes:.1f} min", flush=True)
+        return True
+    lines = (study.folder / "logs" / f"{name}.log").read_text("utf-8", "replace").splitlines()
+    failed[name] = lines[-1] if lines else f"exit code {code}"
+    print(f"  {name}: FAILED: {failed[name]}", flush=True)
+    return True
+
+
+def stop(working: list[Worker]) -> None:
+    """Let every run save and end."""
+    for worker in working:
+        if worker.process.poll() is None:
+            os.killpg(worker.process.pid, signal.SIGTERM)
+    for worker in working:
+        try:
+            worker.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.log.close()
+
+
+def require(study: Study, name: str) -> Path:
+    """The folder of a run that must be there."""
+    folder = study.run(name)
+    if exported_step(folder / EXPORT) is None:
+        raise ArmdError(f"run {name} is not trained; see {study.folder / 'logs' / name}.log")
+    return folder

@@ -1,0 +1,1 @@
+"""Processes, devices, atomic files, seeds, memory, progress."""

@@ -1,0 +1,193 @@
+"""POST /v1/infill: blanks filled in any order, each token told as it lands."""
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from ..generation.decode_plan import Course
+from ..generation.template import fill_in, parts
+from .errors import Refusal, responses
+from .events import Drawn, Ended, Failed, Landed
+from .schema import Infilled, InfillRequest, Json
+from .service import Hearing, Service, any_seed, unless_gone
+from .sse import STREAMED, EventStream
+
+
+@dataclass
+class Sheet:
+    """One text with blanks, and what has landed on it."""
+
+    asked: InfillRequest
+    tokens: list[int | None]
+    """None: blank as yet."""
+    known: list[bool]
+    course: Course
+    seed: int
+    eos: int | None
+    began: float = field(default_factory=time.perf_counter)
+    calls: int = 0
+    drawn: int = 0
+
+
+def sheet_of(service: Service, asked: InfillRequest) -> Sheet:
+    """Everything that can be wrong is found here, before anything is written."""
+    service.is_ours(asked.model)
+    said = {
+        "text": asked.text is not None,
+        "tokens and known": asked.tokens is not None,
+        "prompt": asked.prompt is not None,
+    }
+    if sum(said.values()) != 1:
+        raise Refusal(400, f"say what to fill, with one of {', '.join(said)}")
+    seed, eos = any_seed(asked.seed), None
+    if asked.text is not None:
+        tokens, known = _template(service, asked, asked.text)
+    elif asked.tokens is not None:
+        tokens, known = list(asked.tokens), asked.known or []
+        if len(known) != len(tokens):
+            raise Refusal(400, f"known has {len(known)} for {len(tokens)} tokens", param="known")
+    else:
+        given = service.reader.encode(asked.prompt or "", "prompt")
+        most, eos = service.reader.max_length, service.reader.eos
+        blanks = asked.max_tokens or max(1, min(64, most - len(given)))
+        _fits(service, len(given) + blanks)
+        tokens, known = given + [0] * blanks, [True] * len(given) + [False] * blanks
+    course = service.course(tokens, known, asked, (seed, 0))
+    shown = [t if k else None for t, k in zip(tokens, known, strict=True)]
+    return Sheet(asked, shown, known, course, seed, eos)
+
+
+def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
+    service.reader.check_length(text, "text")
+    if asked.blank is not None:
+        text = text.replace(asked.blank, "____")
+    lengths = asked.blank_length if isinstance(asked.blank_length, list) else [asked.blank_length]
+    blanks = len(parts(text)) - 1
+    _fits(service, sum(lengths) * (blanks if len(lengths) == 1 else 1))
+    return fill_in(text, lambda part: service.reader.encode(part, "text"), lengths=lengths)
+
+
+def _fits(service: Service, tokens: int) -> None:
+    if tokens > service.reader.max_length:
+        raise Refusal(400, service.reader.too_long(tokens), code="context_length_exceeded")
+
+
+def start_event(service: Service, sheet: Sheet) -> Json:
+    piece, course = service.reader.piece, sheet.course
+    return {
+        "type": "start",
+        "tokens": [*sheet.tokens],
+        "pieces": [None if token is None else piece(token) for token in sheet.tokens],
+        "known": sheet.known,
+        "order": {"position": course.position, "block": course.block},
+        "steps": course.steps,
+        "seed": sheet.seed,
+    }
+
+
+def step_event(service: Service, sheet: Sheet, drawn: Drawn) -> Json:
+    piece = service.reader.piece
+    sheet.calls, sheet.drawn = sheet.calls + 1, sheet.drawn + len(drawn.at)
+
+    def one(landed: Landed) -> Json:
+        sheet.tokens[landed.position] = landed.token
+        rivals = [
+            {"token": r.token, "piece": piece(r.token), "logprob": r.logp} for r in landed.rivals
+        ]
+        return {
+            "position": landed.position,
+            "token": landed.token,
+            "piece": piece(landed.token),
+            "logprob": landed.logp,
+            "rivals": rivals,
+        }
+
+    at = [one(landed) for landed in drawn.at]
+    seconds = round(drawn.when - sheet.began, 6)
+    return {"type": "step", "step": drawn.step, "at": at, "seconds": seconds}
+
+
+def end_event(service: Service, sheet: Sheet, ended: Ended) -> Json:
+    """What stands behind the first EOS that was drawn, by other streams, is no part of the text."""
+    tokens, seconds = sheet.tokens, ended.when - sheet.began
+    ends = (
+        i
+        for i, (token, known) in enumerate(zip(tokens, sheet.known, strict=True))
+        if token == sheet.eos and not known
+    )
+    if ended.reason == "stop" and (end := next(ends, None)) is not None:
+        tokens = tokens[: end + 1]
+    there = [token for token in tokens if token is not None]
+    if ended.reason == "stop" and there and there[-1] == sheet.eos:
+        there = there[:-1]
+    event = {
+        "type": "end",
+        "text": service.reader.decode(there),
+        "tokens": tokens,
+        "calls": sheet.calls,
+        "seconds": round(seconds, 6),
+        "tokens_per_second": round(sheet.drawn / max(seconds, 1e-9), 3),
+        "finish_reason": ended.reason,
+    }
+    return event | ({"cut": ended.cut} if ended.cut else {})
+
+
+async def streamed(
+    service: Service, sheet: Sheet, hearing: Hearing
+) -> AsyncGenerator[list[Json], None]:
+    """Events, those that come together in one list."""
+    found = [start_event(service, sheet)]
+    while found[-1]["type"] != "end":
+        yield found
+        found = []
+        for _, event in await hearing.more():
+            if isinstance(event, Failed):
+                yield found
+                raise Refusal(500, f"the text failed: {event.message}")
+            if isinstance(event, Drawn):
+                found.append(step_event(service, sheet, event))
+            else:
+                found.append(end_event(service, sheet, event))
+    yield found
+
+
+async def whole(service: Service, sheet: Sheet, hearing: Hearing) -> Json:
+    try:
+        found = [event async for events in streamed(service, sheet, hearing) for event in events]
+    finally:
+        hearing.leave()
+    return {"start": found[0], "steps": found[1:-1], "end": found[-1]}
+
+
+async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
+    sheet = sheet_of(service, asked)
+    hearing = service.write(
+        [sheet.course], asked, seed=sheet.seed, eos=sheet.eos, rivals=asked.rivals
+    )
+    if asked.stream:
+        return EventStream(request, streamed(service, sheet, hearing), hearing.leave)
+    return JSONResponse(await unless_gone(request, whole(service, sheet, hearing)))
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/infill",
+        responses={
+            200: {
+                "model": Infilled,
+                "content": STREAMED,
+                "description": "The text, token by token.",
+            },
+            **responses(404, 408, 413, 415, 429, 500, 503),
+        },
+    )
+    async def infill(asked: InfillRequest, request: Request) -> Response:
+        """Fill the blanks of a text, and tell where and when each token lands."""
+        return await answer(service, asked, request)
+
+    return router

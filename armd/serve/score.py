@@ -1,0 +1,123 @@
+"""POST /v1/score, /v1/order and /v1/tokenize: how probable is a text; what does an order look like;
+what are a text's tokens?"""
+
+import asyncio
+from math import exp
+
+import torch
+from fastapi import APIRouter, Request
+
+from ..errors import ArmdError
+from ..model import order as orders
+from ..model.likelihood import log_likelihood
+from ..model.order import Order
+from ..runtime.seeds import seeded
+from .errors import Refusal, responses
+from .schema import (
+    GivenOrder,
+    Json,
+    OrderRequest,
+    OrderShape,
+    Scored,
+    ScoreRequest,
+    Tokenized,
+    TokenizeRequest,
+)
+from .service import Service, any_seed, unless_gone
+
+
+def order_of(asked: ScoreRequest, n: int) -> Order:
+    if isinstance(asked.order, GivenOrder):
+        whole = max([*asked.order.position, *asked.order.block, 0])
+        if whole >= 2**31 or min([*asked.order.position, *asked.order.block, 0]) < 0:
+            raise ArmdError("positions and blocks are numbers from 0 on")
+        given = (asked.order.position, asked.order.block)
+        if len(given[0]) != len(given[1]) or not given[0]:
+            raise ArmdError("an order has a position and a block for each token; name both")
+        return Order(*(torch.tensor(numbers, dtype=torch.long) for numbers in given))
+    if asked.order == "random":
+        return orders.random(n, generator=seeded(any_seed(asked.seed), "order"))
+    return orders.strided(n, asked.streams if asked.order == "strided" else 1)
+
+
+def shape_of(order: Order) -> Json:
+    return {"position": order.position.tolist(), "block": order.block.tolist()}
+
+
+async def score(service: Service, asked: ScoreRequest) -> Json:
+    """One pass over the whole text, between two passes of the texts being written."""
+    service.is_ours(asked.model)
+    if (asked.text is None) == (asked.tokens is None):
+        raise Refusal(400, "say what to score: a text, or its tokens")
+    ids = asked.tokens if asked.tokens is not None else None
+    ids = service.reader.encode(asked.text or "", "text") if ids is None else ids
+    if not ids:
+        raise Refusal(400, "there is nothing to score; send at least one token")
+    if len(ids) > service.reader.max_length:
+        raise Refusal(400, service.reader.too_long(len(ids)), code="context_length_exceeded")
+    vocabulary = service.model.config.vocab_size
+    if max(ids) >= vocabulary:
+        told = f"token {max(ids)} is not one of the vocabulary's {vocabulary}"
+        raise Refusal(400, told, param="tokens")
+    tokens, order = torch.tensor([ids]), order_of(asked, len(ids))
+    device = service.model.device
+
+    def work() -> list[float]:
+        found = log_likelihood(service.model, tokens.to(device), order)[0]
+        return found.double().cpu()[order.inverse()].tolist()
+
+    future = asyncio.wrap_future(service.engine.errand(work))
+    try:
+        logp = await asyncio.wait_for(future, service.limits.timeout)
+    except TimeoutError:
+        raise Refusal(503, "no time for it; try again later", code="timeout") from None
+    total = sum(logp)
+    return {
+        "log_likelihood": total,
+        "tokens": ids,
+        "pieces": [service.reader.piece(token) for token in ids],
+        "logprobs": logp,
+        "perplexity": exp(min(-total / len(logp), 700)),
+        "order": shape_of(order),
+    }
+
+
+def drawn_order(asked: OrderRequest) -> Order:
+    n, generator = asked.length, seeded(any_seed(asked.seed), "order")
+    if asked.kind == "masking":
+        return orders.masking(n, asked.steps, generator=generator)
+    if asked.kind == "shuffled":
+        return orders.shuffled(n, asked.rho, generator=generator)
+    if asked.kind == "random":
+        return orders.random(n, generator=generator)
+    if asked.kind == "infill":
+        known = asked.known if asked.known is not None else [False] * n
+        if len(known) != n:
+            raise ArmdError(f"known has {len(known)} entries for a length of {n}; make them equal")
+        return orders.infill(torch.tensor(known), asked.streams)
+    return orders.strided(n, asked.streams if asked.kind == "strided" else 1)
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    usual = responses(408, 413, 415, 500)
+
+    @router.post(
+        "/v1/score", response_model=Scored, responses=responses(404, 408, 413, 415, 429, 500, 503)
+    )
+    async def score_route(asked: ScoreRequest, request: Request) -> Json:
+        """The exact log-likelihood of a text under an order, in nats."""
+        return await unless_gone(request, score(service, asked))
+
+    @router.post("/v1/order", response_model=OrderShape, responses=usual)
+    async def order_route(asked: OrderRequest) -> Json:
+        """An order, to be drawn."""
+        return shape_of(drawn_order(asked))
+
+    @router.post("/v1/tokenize", response_model=Tokenized, responses=usual)
+    async def tokenize_route(asked: TokenizeRequest) -> Json:
+        """A text's tokens."""
+        ids = service.reader.encode(asked.text, "text")
+        return {"tokens": ids, "pieces": [service.reader.piece(token) for token in ids]}
+
+    return router

@@ -1,0 +1,1 @@
+"""Training: recipe, curriculum, loop, checkpoint, export."""

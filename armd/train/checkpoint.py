@@ -1,0 +1,263 @@
+"""Checkpoints: a folder a step, written aside by a thread of each process while training goes on,
+and renamed into place only when every byte of every process is on the disk.
+
+Each process writes the rows it holds as safetensors, so that any number of processes, with whole
+models or with shares, can read what any other wrote. RUN must lie where all of them see it."""
+
+import errno
+import json
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from ..errors import ArmdError
+from ..model.shapes import Tensor
+from ..runtime.atomic_files import hash_file, sync_folder, write_text
+from ..runtime.tensor_files import write_tensors
+from .distributed import Group, first_row, local
+
+FACTS, SUMS, NEWEST = "facts.json", "sha256.json", "newest.json"
+_PATIENCE = 1800.0
+"""Seconds to wait for the files of the other processes."""
+_NONE_YET, _NONE_LEFT = -1, -2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One whole checkpoint."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.facts["step"]
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("state-*.safetensors"))
+
+    def load(self, tensors: Mapping[str, Tensor], group: Group) -> None:
+        """Fill the tensors (or this process's shares of them) by name."""
+        for name, tensor in tensors.items():
+            mine, start = local(tensor), first_row(tensor, group)
+            if self.read_rows(name, mine, start) != len(mine):
+                raise ArmdError(
+                    f"{self.folder} holds no '{name}' of this size; is it another model's?"
+                )
+
+    def read_rows(self, name: str, out: Tensor, start: int) -> int:
+        """Copy rows start, start + 1 ... of a stored tensor; how many of them were found."""
+        found = 0
+        for path in self.files():
+            with safe_open(path, "pt") as file:
+                if name not in file.keys():  # noqa: SIM118 - no dict
+                    continue
+                begin = json.loads(file.metadata()["first_rows"]).get(name, 0)
+                part = file.get_slice(name)
+                if list(part.get_shape()[1:]) != list(out.shape[1:]):
+                    return 0
+                low = max(start, begin)
+                high = min(start + len(out), begin + part.get_shape()[0])
+                if low < high:
+                    out[low - start : high - start] = part[low - begin : high - begin]
+                    found += high - low
+        return found
+
+    def shapes(self, prefix: str) -> dict[str, list[int]]:
+        """The whole shapes of the tensors whose names begin so."""
+        shapes: dict[str, list[int]] = {}
+        for path in self.files():
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - no dict
+                    if name.startswith(prefix):
+                        rows, *rest = file.get_slice(name).get_shape()
+                        shapes[name] = [rows + shapes.get(name, [0])[0], *rest]
+        return shapes
+
+
+class Checkpoints:
+    """The checkpoints of a run."""
+
+    def __init__(self, folder: Path, *, keep: int, group: Group) -> None:
+        self.folder, self.keep, self.group = folder, keep, group
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        if group.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(".*"):  # what a killed run had begun to write or to remove
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+        group.wait()
+
+    def save(
+        self,
+        facts: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        then: Callable[[Checkpoint], None],
+    ) -> None:
+        """Copy the tensors and write them in the background; `then` runs on the first process once
+        the checkpoint is in place. Waits for the one before it, if that is not done."""
+        self.wait()
+        if (self.folder / name_of(facts["step"])).exists():
+            return
+        copies = {name: local(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
+        rows = {name: first_row(t, self.group) for name, t in tensors.items()}
+        self.thread = threading.Thread(
+            target=self._guarded, args=(facts, copies, rows, then), daemon=True
+        )
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Until what is being written is written. Raises what went wrong there."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise what went wrong in the background, if anything did."""
+        error, self.error = self.error, None
+        if isinstance(error, OSError):
+            left = max(self.steps(), default=None)
+            kept = "none was written before" if left is None else f"the one of step {left} is whole"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            fix = "free some space" if full else "mend that"
+            raise ArmdError(
+                f"cannot write a checkpoint to {self.folder} ({error.strerror}); {kept}; "
+                f"{fix} and give the same command again"
+            ) from error
+        if error is not None:
+            raise error
+
+    def _guarded(self, facts: dict, copies: dict, rows: dict, then: Callable) -> None:
+        aside = self.folder / f".{name_of(facts['step'])}.tmp"
+        try:
+            self._write(aside, facts, copies, rows)
+            if self.group.first:
+                done = self._put_in_place(aside, facts)
+                then(done)
+        except BaseException as error:  # the training loop raises it again
+            self.error = error
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _write(self, aside: Path, facts: dict, copies: dict, rows: dict) -> None:
+        aside.mkdir(exist_ok=True)
+        # with whole copies everywhere, the first process writes for all
+        shared = any(rows.values()) or self.group.first
+        number = self.group.rank
+        file = aside / f"state-{number:05d}.safetensors"
+        tensors = {name: t for name, t in copies.items() if t.numel()} if shared else {}
+        starts = {name: rows[name] for name in tensors if rows[name]}
+        digest = write_tensors(file, tensors, {"first_rows": json.dumps(starts)})
+        write_text(aside / f"{number:05d}.sum", json.dumps({file.name: digest}))
+
+    def _put_in_place(self, aside: Path, facts: dict[str, Any]) -> Checkpoint:
+        sums: dict[str, str] = {}
+        deadline = time.monotonic() + _PATIENCE
+        for rank in range(self.group.world):
+            path = aside / f"{rank:05d}.sum"
+            while not path.exists():
+                if time.monotonic() > deadline:
+                    raise ArmdError(f"process {rank} did not write its part of {aside}")
+                time.sleep(0.01)
+            sums |= json.loads(path.read_text())
+            path.unlink()
+        write_text(aside / FACTS, json.dumps(facts))
+        sums[FACTS] = hash_file(aside / FACTS)
+        write_text(aside / SUMS, json.dumps(sums))
+        place = self.folder / name_of(facts["step"])
+        aside.rename(place)
+        sync_folder(self.folder)
+        write_text(self.folder / NEWEST, json.dumps({"step": facts["step"]}))
+        self._remove_old()
+        return Checkpoint(place, facts)
+
+    def _remove_old(self) -> None:
+        """All but the last few and the best on held-out text."""
+        steps = self.steps()
+        scores = {step: self._score(step) for step in steps}
+        best = min(steps, key=lambda step: scores[step])
+        for step in steps[: -self.keep]:
+            if step != best:
+                away = self.folder / f".{name_of(step)}.old"
+                (self.folder / name_of(step)).rename(away)
+                shutil.rmtree(away, ignore_errors=True)
+
+    def _score(self, step: int) -> float:
+        try:
+            facts = json.loads((self.folder / name_of(step) / FACTS).read_text())
+            return facts.get("heldout") or float("inf")
+        except (OSError, ValueError):
+            return float("inf")
+
+    def steps(self) -> list[int]:
+        return steps_in(self.folder)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, the same for every process; None in a new run."""
+        step = self.group.from_first(self._newest_whole() if self.group.first else 0)
+        if step == _NONE_LEFT:
+            raise ArmdError(
+                f"no whole checkpoint is left in {self.folder}; put one back, or remove the run's "
+                "folder to start over"
+            )
+        return open_checkpoint(self.folder, step) if step >= 0 else None
+
+    def _newest_whole(self) -> int:
+        steps = self.steps()
+        expected = newest_written(self.folder)
+        if expected is not None and expected > max(steps, default=-1):
+            warnings.warn(f"the checkpoint of step {expected} is missing", stacklevel=2)
+        for step in reversed(steps):
+            wrong = damage(self.folder / name_of(step))
+            if wrong is None:
+                return step
+            warnings.warn(
+                f"the checkpoint of step {step} is damaged ({wrong}); using the one before",
+                stacklevel=2,
+            )
+            away = self.folder / f"damaged-{name_of(step)}"
+            shutil.rmtree(away, ignore_errors=True)
+            (self.folder / name_of(step)).rename(away)
+        return _NONE_YET if expected is None and not steps else _NONE_LEFT
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit())
+
+
+def newest_written(folder: Path) -> int | None:
+    """The step of the newest checkpoint that was ever finished."""
+    try:
+        return int(json.loads((folder / NEWEST).read_text())["step"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in a word, or None."""
+    try:
+        sums = json.loads((folder / SUMS).read_text())
+        for name, digest in sums.items():
+            if hash_file(folder / name) != digest:
+                return f"{name} has another checksum"
+        return None if FACTS in sums else f"{FACTS} has no checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, AttributeError):
+        return f"{SUMS} cannot be read"
+
+
+def open_checkpoint(folder: Path, step: int) -> Checkpoint:
+    place = folder / name_of(step)
+    return Checkpoint(place, json.loads((place / FACTS).read_text()))

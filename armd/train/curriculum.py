@@ -1,0 +1,126 @@
+"""The curriculum: which order each text is learnt in. Everything follows from (seed, step, row), so
+a run has no state to save here, and any number of processes sees the same orders."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from ..model import order as orders
+from ..model.order import Order
+from ..model.shapes import Bool, Int, Tensor
+from .recipe import Curriculum
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a step teaches: `amount` is rho, S or the masking steps, whichever `kind` has."""
+
+    kind: str
+    """shuffled, strided, random, masking or infill"""
+    amount: int = 0
+
+    def __str__(self) -> str:
+        names = {"shuffled": "rho", "strided": "S", "masking": "T"}
+        return f"{names[self.kind]} {self.amount}" if self.kind in names else self.kind
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed for torch from numbers that name a draw: the same on every machine and every run."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def rho(curriculum: Curriculum, step: int) -> int:
+    """How many places are shuffled: none until i_AR, then linearly from 1 to the most at i_perm."""
+    c = curriculum
+    if step < c.i_ar:
+        return 0
+    if step >= c.i_perm:
+        return c.rho
+    return min(c.rho, 1 + (c.rho - 1) * (step - c.i_ar) // (c.i_perm - c.i_ar))
+
+
+def stage(curriculum: Curriculum, *, seed: int, step: int) -> Stage:
+    """What `step` (counted from 0) teaches, the same for every row of its batch."""
+    c = curriculum
+    generator = torch.Generator().manual_seed(seed_of(seed, step, "stage"))
+    draw = float(torch.rand((), generator=generator, dtype=torch.float64))
+    for kind, share, amount in (
+        ("random", c.p_random, 0),
+        ("masking", c.p_masking, c.masking_steps),
+        ("infill", c.p_infill, 0),
+    ):
+        if draw < share:
+            return Stage(kind, amount)
+        draw -= share
+    if step < c.steps:
+        return Stage("shuffled", rho(c, step))
+    choice = int(torch.randint(len(c.streams), (), generator=generator))
+    return Stage("strided", c.streams[choice])
+
+
+def orders_of(
+    now: Stage, *, seed: int, step: int, rows: range, scored: Bool[Tensor, "b n"]
+) -> Order:
+    """The orders of these rows of the batch. Tokens that are not scored (pads) come last, one by
+    one, so that no real token sees them."""
+    n = scored.shape[1]
+    real = [n] * len(rows) if bool(scored.all()) else _real_lengths(scored)
+    if min(real) == n and (now.kind == "strided" or now == Stage("shuffled", 0)):
+        return orders.strided(n, min(now.amount, n)) if now.amount else orders.left_to_right(n)
+    generator = torch.Generator()
+    position = torch.arange(n).repeat(len(rows), 1)
+    block = position.clone()
+    for index, (row, length) in enumerate(zip(rows, real, strict=True)):
+        generator.manual_seed(seed_of(seed, step, row))
+        _fill(now, position[index], block[index], length, generator)
+    return Order(position, block)
+
+
+def _real_lengths(scored: Bool[Tensor, "b n"]) -> list[int]:
+    """Where each row's pads begin."""
+    place = torch.arange(1, scored.shape[1] + 1)
+    return (scored * place).amax(1).tolist()
+
+
+def _fill(
+    now: Stage,
+    position: Int[Tensor, "n"],
+    block: Int[Tensor, "n"],
+    length: int,
+    generator: torch.Generator,
+) -> None:
+    """Write one row's order over its first `length` tokens, in place; the pads stay behind them."""
+    if not length:
+        return
+    if now.kind == "shuffled":  # as order.shuffled, without its checks
+        count = min(now.amount, length)
+        places = torch.randperm(length, generator=generator)[:count]
+        position[places] = places[torch.randperm(count, generator=generator)]
+        return
+    if now.kind == "random":
+        position[:length] = torch.randperm(length, generator=generator)
+        return
+    if now.kind == "masking":
+        order = orders.masking(length, now.amount, generator=generator)
+    elif now.kind == "strided":
+        order = orders.strided(length, min(now.amount, length))
+    else:
+        order = orders.infill(blanks(length, generator))
+    position[:length], block[:length] = order.position, order.block
+    block[length:] += int(order.block[-1]) + 1
+
+
+def blanks(n: int, generator: torch.Generator) -> Bool[Tensor, "n"]:
+    """What is known in a text to fill in: half of the time one gap of any length at any place,
+    otherwise each token with a chance that is itself drawn."""
+    draw = torch.rand(4, generator=generator)
+    if draw[0] < 0.5:
+        size = 1 + int(draw[1] * n)
+        start = int(draw[2] * (n - size + 1))
+        place = torch.arange(n)
+        return (place < start) | (place >= start + size)
+    known = torch.rand(n, generator=generator) < draw[1]
+    known[int(draw[3] * n)] = False
+    return known

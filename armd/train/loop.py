@@ -1,0 +1,252 @@
+"""The run: steps, reports, validation, checkpoints; stopped at any moment, it goes on when the same
+command is given again, and ends with the same weights."""
+
+import contextlib
+import errno
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..data.dataset import Dataset, open_dataset
+from ..errors import ArmdError
+from ..runtime.memory import keep_freed_memory
+from .checkpoint import Checkpoint, Checkpoints
+from .distributed import Group, joined, unwrapped
+from .export import EXPORT, export, exported_step
+from .progress_view import Figures, View
+from .recipe import Recipe
+from .run_folder import Metrics, open_run
+from .trainer import Batch, Trainer, load_batch, rate
+from .validation import fixed_batches, heldout_losses, kinds_for
+
+
+class Stop:
+    """Remembers SIGTERM and Ctrl-C until the step is done. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def __enter__(self) -> "Stop":
+        self.before: dict[int, Any] = {}
+        with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def train(recipe: Recipe) -> Path:
+    """Train, or go on training, and return the run's folder. Ctrl-C exits with 130 and SIGTERM with
+    0, both after a checkpoint."""
+    recipe.check()
+    dataset = open_dataset(recipe.data)
+    keep_freed_memory()
+    with joined(recipe.machine.device) as group, Stop() as stop:
+        if group.first:
+            open_run(recipe, dataset)
+        group.wait()
+        devices = [group.device] if group.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), _quiet_warnings(group):
+            number = Run(recipe, dataset, group).go(stop)
+    if number == signal.SIGINT:
+        raise SystemExit(130)
+    if number:
+        raise SystemExit(0)
+    return Path(recipe.out)
+
+
+@contextlib.contextmanager
+def _quiet_warnings(group: Group) -> Iterator[None]:
+    """Our own warnings as one line each, from the first process."""
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **_: Any) -> None:
+        if group.first and category is UserWarning:
+            print(f"armd: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+class Run:
+    """A run that goes on from its newest whole checkpoint."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, group: Group) -> None:
+        self.recipe, self.dataset, self.group = recipe, dataset, group
+        self.folder, self.total = Path(recipe.out), recipe.curriculum.total
+        self.split = dataset.split("train")
+        self.trainer = Trainer(recipe, group, dataset.vocab_size)
+        self.checkpoints = Checkpoints(
+            self.folder / "checkpoints", keep=recipe.report.keep, group=group
+        )
+        found = self.checkpoints.newest()
+        self.step = found.step if found else 0
+        if found:
+            self.trainer.resume(found)
+            # a kill may have come between the checkpoint and its export
+            if group.first and exported_step(self.folder / EXPORT) != found.step:
+                self._export(found)
+        self.heldout: list[Any] = []
+        if recipe.report.validate_every:
+            self.heldout = fixed_batches(
+                dataset.split("heldout"),
+                length=recipe.network.length,
+                rows=recipe.report.validate_rows,
+                batch_size=recipe.machine.micro_batch,
+            )
+        self.metrics = Metrics(self.folder, step=self.step) if group.first else None
+        self.board = _board(self.folder) if recipe.report.tensorboard and group.first else None
+
+    def go(self, stop: Stop) -> int:
+        """Train to the end, or until asked to stop; returns the signal that asked, or 0."""
+        view = View(self.recipe.preset, start=self.step, total=self.total, shown=self.group.first)
+        if self.step:
+            view.say(f"going on from step {self.step} of {self.total}")
+        try:
+            number = self._loop(stop, view)
+            self.checkpoints.wait()
+            self.group.wait()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ArmdError(
+                f"the disk of {self.folder} is full; the last checkpoint is whole; free some "
+                "space and give the same command again"
+            ) from error
+        finally:
+            view.close()
+            if self.metrics:
+                self.metrics.close()
+        if number:
+            view.say(f"saved at step {self.step}; give the same command again to go on")
+        else:
+            view.say(f"done: {self.total} steps; the model is in {self.folder / EXPORT}")
+        return number
+
+    def _loop(self, stop: Stop, view: View) -> int:
+        every = self.recipe.report
+        busy, tokens = 0.0, 0
+        for batch in self._batches():
+            began = time.perf_counter()
+            out = self.trainer.learn(batch, stop=stop.signal)
+            busy, tokens = busy + time.perf_counter() - began, tokens + int(self.trainer.scored)
+            self.step += 1
+            self.checkpoints.raise_error()
+            last = self.step == self.total
+            if due(self.step, every.log_every) or last:
+                now = Figures(
+                    step=self.step,
+                    loss=out.loss,
+                    stage=str(batch.stage),
+                    learning_rate=rate(self.recipe.optimizer, batch.step, self.total),
+                    grad_norm=out.grad_norm,
+                    tokens_per_second=tokens / busy,
+                )
+                busy, tokens = 0.0, 0
+                self._record(asdict(now))
+                view.report(now)
+            score = self._validate(view) if due(self.step, every.validate_every) or last else None
+            if due(self.step, every.sample_every):
+                self._sample(view)
+            if due(self.step, every.checkpoint_every) or last or out.stop:
+                self._save(score)
+            if out.stop:
+                return out.stop
+        return 0
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches still to come. Beside a GPU the next one is made while it computes; on a CPU
+        that would only take a core from the step."""
+        args = (self.recipe, self.split, self.group)
+        steps = range(self.step, self.total)
+        if self.group.device.type == "cpu":
+            yield from (load_batch(*args, step) for step in steps)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            ahead = None
+            for step in steps:
+                now = ahead or pool.submit(load_batch, *args, step)
+                ahead = pool.submit(load_batch, *args, step + 1) if step + 1 < self.total else None
+                yield now.result()
+
+    def _validate(self, view: View) -> float | None:
+        if not self.heldout:
+            return None
+        with self.trainer.averaged():
+            losses = heldout_losses(
+                self.trainer.model,
+                self.heldout,
+                kinds_for(self.recipe),
+                group=self.group,
+                seed=self.recipe.seed,
+            )
+        self._record({"step": self.step, "heldout": losses})
+        view.validated(self.step, losses)
+        return next(iter(losses.values()))
+
+    def _record(self, figures: dict[str, Any]) -> None:
+        if self.metrics:
+            self.metrics.write(**figures)
+        if self.board:
+            flat = {k: v for k, v in figures.items() if isinstance(v, float)}
+            flat |= {f"heldout/{k}": v for k, v in figures.get("heldout", {}).items()}
+            for name, value in flat.items():
+                self.board.add_scalar(name, value, figures["step"])
+
+    def _save(self, score: float | None) -> None:
+        if self.metrics:
+            self.metrics.sync()
+        facts = {
+            "step": self.step,
+            "heldout": score,
+            "processes": self.group.world,
+            "ema": bool(self.trainer.average),
+        }
+        self.checkpoints.save(facts, self.trainer.state(), self._export)
+
+    def _export(self, checkpoint: Checkpoint) -> None:
+        config = self.recipe.config(self.dataset.vocab_size)
+        export(checkpoint, config, self.dataset.folder / "tokenizer", self.folder / EXPORT)
+
+    def _sample(self, view: View) -> None:
+        """A text or two in RUN/samples. A model in shares cannot write: use its export."""
+        if not self.group.first or self.recipe.machine.parallel == "fsdp2":
+            return
+        from .sample_texts import sample_texts
+
+        with self.trainer.averaged():
+            text = sample_texts(
+                unwrapped(self.trainer.model), self.dataset, seed=self.recipe.seed, step=self.step
+            )
+        folder = self.folder / "samples"
+        folder.mkdir(exist_ok=True)
+        (folder / f"step-{self.step:08d}.txt").write_text(text, "utf-8")
+
+
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ArmdError("--tensorboard needs it installed: pip install 'armd[tracking]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))
