@@ -4,11 +4,9 @@ Names are imported when first used, so that the command line answers without loa
 """
 
 import importlib
-import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from .runtime.post_import import after_import
 
 if TYPE_CHECKING:
     from . import order as order
@@ -67,37 +65,6 @@ def _register_model() -> None:
     AutoModelForMaskedLM.register(ArmdConfig, ArmdLM, exist_ok=True)
 
 
-_REGISTER = {
-    "transformers.models.auto.configuration_auto": _register_config,
-    "transformers.models.auto.modeling_auto": _register_model,
-}
-
-
-class _RegisterOnImport(MetaPathFinder):
-    """Registers our classes at the moment transformers' auto classes are imported, not before:
-    `import armd` then stays light, and whoever uses the auto classes finds ours there."""
-
-    busy = False
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname not in _REGISTER or self.busy:
-            return None
-        self.busy = True  # the look-up below comes through here again
-        spec = find_spec(fullname)
-        self.busy = False
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def run_then_register(module: Any) -> None:
-            run(module)
-            _REGISTER[fullname]()
-
-        spec.loader.exec_module = run_then_register  # type: ignore[method-assign]
-        return spec
-
-
-for _module, _function in _REGISTER.items():
-    if _module in sys.modules:
-        _function()
-sys.meta_path.insert(0, _RegisterOnImport())
+# transformers takes seconds to import, so its auto classes learn of ours only once it is imported
+after_import("transformers.models.auto.configuration_auto", _register_config)
+after_import("transformers.models.auto.modeling_auto", _register_model)
