@@ -12,8 +12,8 @@ from armd.generation.plan import from_blanks
 from armd.generation.sampling import Sampling
 from armd.native import packed as fast
 from armd.runtime.seeds import seeded
-from armd.serve.engine import Job
-from armd.serve.events import Drawn, Ended, Failed
+from armd.serve.engine import GenerationRequest
+from armd.serve.events import Ended, Failed, StepEvent
 
 PLAIN = Sampling()
 
@@ -28,7 +28,7 @@ class Hearer:
         self.begun = threading.Event()
 
     def __call__(self, event) -> None:
-        if isinstance(event, Drawn):
+        if isinstance(event, StepEvent):
             for at in event.at:
                 assert at.position not in self.landed
                 self.landed[at.position] = (at.token, at.logp)
@@ -63,9 +63,9 @@ def task(index: int, vocabulary: int = 300):
     return from_blanks(tokens, known[None], order=order), Sampling(**sampling), eos
 
 
-def job(index: int, hearer, **more) -> Job:
+def job(index: int, hearer, **more) -> GenerationRequest:
     canvas, sampling, eos = task(index)
-    return Job(Course.of(canvas), sampling, seeded(0, index), hearer, eos=eos, **more)
+    return GenerationRequest(Course.of(canvas), sampling, seeded(0, index), hearer, eos=eos, **more)
 
 
 def alone(model, index: int) -> dict[int, tuple[int, float]]:

@@ -32,13 +32,13 @@ class Running:
         return self.service.model
 
     def at_rest(self) -> None:
-        """All places are free, nothing waits."""
+        """All slots are free, nothing waits."""
         engine = self.service.engine
         for _ in range(1000):
-            if len(engine.pool.free) == engine.places and not engine.active and not engine.waiting:
+            if len(engine.pool.free) == engine.slots and not engine.active and not engine.waiting:
                 return
             time.sleep(0.02)
-        raise AssertionError("a place is stuck")
+        raise AssertionError("a slot is stuck")
 
 
 def writer(**changes):

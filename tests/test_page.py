@@ -226,7 +226,7 @@ def test_stopping_keeps_what_has_landed_and_frees_the_place(page: Any, address: 
     assert classes(page, "drawn") == landed < LENGTH
     assert page.locator("#generate").is_visible()
     assert page.inner_text("#error") == ""
-    taken = "armd_places_taken 1"
+    taken = "armd_slots_taken 1"
     while taken in page.request.get(f"{address}/metrics").text():  # a pass may be under way
         page.wait_for_timeout(50)
     generate(page)

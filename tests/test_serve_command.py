@@ -12,7 +12,7 @@ import pytest
 from eval_models import saved, tiny_armd
 
 from armd.errors import ArmdError
-from armd.serve import cache_pool as places
+from armd.serve import cache_pool as slots
 from armd.serve.command import Serving, listening, name_of, serve
 
 
@@ -54,7 +54,7 @@ def broken_off(process) -> None:
     ("change", "said"),
     [
         ({"port": 70000}, "--port 70000"),
-        ({"places": 0}, "--places 0"),
+        ({"slots": 0}, "--slots 0"),
         ({"timeout": float("nan")}, "--timeout nan"),
         ({"max_body": 0}, "--max-body 0"),
         ({"host": "no.such.host.invalid"}, "cannot listen at no.such.host.invalid"),
@@ -79,7 +79,7 @@ def test_another_address_is_warned_about(capsys: pytest.CaptureFixture[str]) -> 
 
     from armd.serve.command import say
 
-    service = SimpleNamespace(name="poet", limits=SimpleNamespace(places=8))
+    service = SimpleNamespace(name="poet", limits=SimpleNamespace(slots=8))
     say(Serving("x"), service, 8000)
     assert capsys.readouterr().err == ""
     say(Serving("x", host="0.0.0.0"), service, 8000)
@@ -112,6 +112,6 @@ def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypa
 def test_a_large_model_has_all_threads_and_a_small_one_a_thread(monkeypatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 6)
     model = tiny_armd()
-    assert places.threads_for(model) == 1
-    monkeypatch.setattr(places, "IN_A_CORE", 1000)
-    assert places.threads_for(model) == 6
+    assert slots.threads_for(model) == 1
+    monkeypatch.setattr(slots, "IN_A_CORE", 1000)
+    assert slots.threads_for(model) == 6

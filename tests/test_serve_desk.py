@@ -1,4 +1,4 @@
-"""The desk answers as the application behind it would."""
+"""The direct answers as the application behind it would."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from serving import writer
 
 from armd.serve import schema
 from armd.serve.app import make_app
-from armd.serve.direct_routes import Desk
+from armd.serve.direct_routes import DirectRoutes
 from armd.serve.security import Guard
 from armd.serve.service import Service
 
@@ -32,10 +32,10 @@ values = st.one_of(
 
 @pytest.fixture(scope="module")
 def apps():
-    """The service, and its application with the desk and without."""
+    """The service, and its application with the direct and without."""
     service = Service(writer(), tokenizer(), name="tiny")
     whole = make_app(service)
-    assert isinstance(whole.app, Desk)
+    assert isinstance(whole.app, DirectRoutes)
     plain = Guard(whole.app.app, host="127.0.0.1", max_body=10**6, count=lambda path, status: None)
     yield service, whole, plain
     service.engine.stop()

@@ -1,4 +1,4 @@
-"""The engine's laws: everyone gets the text they would get alone, to the last bit; places are never
+"""The engine's laws: everyone gets the text they would get alone, to the last bit; slots are never
 lost; a full queue says so; the end keeps what there is."""
 
 import threading
@@ -15,25 +15,25 @@ from armd.generation.plan import from_blanks
 from armd.generation.sampling import Sampling
 from armd.native import library as native
 from armd.runtime.seeds import seeded
-from armd.serve.engine import Busy, Engine, Job, Stopping
+from armd.serve.engine import Engine, GenerationRequest, QueueFull, ShuttingDown
 from armd.serve.events import Ended, Failed
 
 
 @pytest.fixture
 def engine():
-    made = Engine(packed(), places=3, queue=100).start()
+    made = Engine(packed(), slots=3, queue=100).start()
     yield made
     made.stop()
     assert made.join(20)
 
 
 def at_rest(engine: Engine) -> None:
-    """All places are free again, nothing waits."""
+    """All slots are free again, nothing waits."""
     for _ in range(200):
-        if len(engine.pool.free) == engine.places and not engine.active and not engine.waiting:
+        if len(engine.pool.free) == engine.slots and not engine.active and not engine.waiting:
             return
         time.sleep(0.02)
-    raise AssertionError("a place is stuck")
+    raise AssertionError("a slot is stuck")
 
 
 @pytest.mark.parametrize("query", ["prefix", "mean"])
@@ -41,7 +41,7 @@ def at_rest(engine: Engine) -> None:
 def test_everyone_gets_the_text_they_get_alone_bit_for_bit(query: str) -> None:
     """Texts of all kinds come in at odd times, some leave again; tokens and log-probabilities."""
     model = packed(query=query)
-    engine = Engine(model, places=5, queue=100).start()
+    engine = Engine(model, slots=5, queue=100).start()
     hearers = [Hearer() for _ in range(24)]
     left = []
     for index, hearer in enumerate(hearers):
@@ -60,10 +60,10 @@ def test_everyone_gets_the_text_they_get_alone_bit_for_bit(query: str) -> None:
 
 def together(model, jobs: list[tuple]) -> list[Hearer]:
     """What an engine writes on canvases, each with its EOS."""
-    engine, hearers = Engine(model, places=4).start(), [Hearer() for _ in jobs]
+    engine, hearers = Engine(model, slots=4).start(), [Hearer() for _ in jobs]
     engine.submit(
         [
-            Job(Course.of(canvas), Sampling(), seeded(0, index), hearer, eos=eos)
+            GenerationRequest(Course.of(canvas), Sampling(), seeded(0, index), hearer, eos=eos)
             for index, ((canvas, eos), hearer) in enumerate(zip(jobs, hearers, strict=True))
         ]
     )
@@ -120,7 +120,7 @@ def test_an_eos_ends_a_text_where_it_does_in_the_library(weights: bool) -> None:
 def test_plain_weights_give_the_same_tokens() -> None:
     """Common products differ in their last bits between batches; the draws do not notice."""
     model = tiny_armd()
-    engine = Engine(model, places=4).start()
+    engine = Engine(model, slots=4).start()
     hearers = [Hearer() for _ in range(8)]
     engine.submit([job(index, hearer) for index, hearer in enumerate(hearers)])
     for index, hearer in enumerate(hearers):
@@ -134,7 +134,7 @@ def test_plain_weights_give_the_same_tokens() -> None:
 
 def test_an_autoregressive_model_is_served_too() -> None:
     model = packed(query="shift")
-    engine = Engine(model, places=4).start()
+    engine = Engine(model, slots=4).start()
     prompts = [[1], [2, 3, 4], [5, 6]]
     hearers = [Hearer() for _ in prompts]
     jobs = []
@@ -142,7 +142,7 @@ def test_an_autoregressive_model_is_served_too() -> None:
         known = torch.arange(20) < len(prompt)
         tokens = torch.tensor([prompt + [0] * (20 - len(prompt))])
         course = Course.of(from_blanks(tokens, known[None]))
-        jobs.append(Job(course, Sampling(), seeded(0, index), hearer))
+        jobs.append(GenerationRequest(course, Sampling(), seeded(0, index), hearer))
     engine.submit(jobs)
     for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
         assert hearer.over.wait(60)
@@ -154,7 +154,7 @@ def test_an_autoregressive_model_is_served_too() -> None:
 
 def test_a_full_queue_is_refused_whole_and_has_room_again(engine: Engine) -> None:
     hearers = [Hearer() for _ in range(3 + 100)]
-    with pytest.raises(Busy) as refused:
+    with pytest.raises(QueueFull) as refused:
         engine.submit([job(i, Hearer()) for i in range(3 + 100 + 1)])
     assert 1 <= refused.value.seconds <= 60
     engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
@@ -164,9 +164,9 @@ def test_a_full_queue_is_refused_whole_and_has_room_again(engine: Engine) -> Non
 
 def test_who_goes_away_is_told_nothing_and_frees_the_place(engine: Engine) -> None:
     hearers = [Hearer() for _ in range(12)]
-    tickets = engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
+    scheduled = engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
     hearers[0].begun.wait(20)
-    engine.cancel(tickets)
+    engine.cancel(scheduled)
     at_rest(engine)
     assert engine.metrics.abandoned + engine.metrics.done >= 3
     after = Hearer()
@@ -178,7 +178,7 @@ def test_a_text_that_fails_takes_no_other_with_it(engine: Engine) -> None:
     good, bad = Hearer(), Hearer()
     canvas, sampling, _ = task(0)
     canvas.tokens[0, 0], canvas.known[0, 0] = 10**6, True  # outside the vocabulary
-    engine.submit([Job(Course.of(canvas), sampling, seeded(0), bad), job(2, good)])
+    engine.submit([GenerationRequest(Course.of(canvas), sampling, seeded(0), bad), job(2, good)])
     assert bad.over.wait(20) and isinstance(bad.end, Failed)
     assert good.over.wait(20) and good.landed == alone(engine.model, 2)
     at_rest(engine)
@@ -193,7 +193,7 @@ def test_a_text_that_meets_a_broken_weight_fails_alone(engine: Engine, way: dict
     hearers, known = [Hearer(), Hearer()], torch.arange(12) < 2
     canvases = [from_blanks(torch.tensor([[1, last, *[0] * 10]]), known[None]) for last in (2, 5)]
     for canvas, hearer, sampling in zip(canvases, hearers, (PLAIN, Sampling(**way)), strict=True):
-        engine.submit([Job(Course.of(canvas), sampling, seeded(0), hearer, eos=None)])
+        engine.submit([GenerationRequest(Course.of(canvas), sampling, seeded(0), hearer, eos=None)])
     good, bad = hearers
     assert bad.over.wait(20) and isinstance(bad.end, Failed) and "no numbers" in bad.end.message
     assert good.over.wait(20) and isinstance(good.end, Ended)
@@ -201,7 +201,7 @@ def test_a_text_that_meets_a_broken_weight_fails_alone(engine: Engine, way: dict
 
 
 def test_time_and_shutdown_end_a_text_with_what_it_has() -> None:
-    engine = Engine(packed(), places=2).start()
+    engine = Engine(packed(), slots=2).start()
     late, kept, cut = Hearer(), Hearer(), Hearer()
     engine.submit([job(2, late, deadline=time.monotonic() - 1)])
     assert late.over.wait(20) and late.end == Ended("length", "time") and not late.landed
@@ -209,9 +209,9 @@ def test_time_and_shutdown_end_a_text_with_what_it_has() -> None:
     engine.stop(grace=30)
     assert kept.over.wait(20) and kept.end == Ended("length")
     assert engine.join(20)
-    with pytest.raises(Stopping):
+    with pytest.raises(ShuttingDown):
         engine.submit([job(1, Hearer())])
-    slow = Engine(packed(), places=1).start()
+    slow = Engine(packed(), slots=1).start()
     first = Hearer()
     slow.submit([job(2, first), job(5, cut)])
     slow.stop(grace=0)
@@ -222,8 +222,8 @@ def test_time_and_shutdown_end_a_text_with_what_it_has() -> None:
 def test_errands_have_the_model_for_themselves(engine: Engine) -> None:
     hearer = Hearer()
     engine.submit([job(2, hearer)])
-    threads = {engine.errand(threading.get_ident).result(20) for _ in range(3)}
+    threads = {engine.run_exclusive(threading.get_ident).result(20) for _ in range(3)}
     assert threads == {engine.thread.ident}
     with pytest.raises(ZeroDivisionError):
-        engine.errand(lambda: 1 // 0).result(20)
+        engine.run_exclusive(lambda: 1 // 0).result(20)
     assert hearer.over.wait(20) and hearer.landed == alone(engine.model, 2)

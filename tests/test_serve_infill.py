@@ -24,11 +24,11 @@ def post(server, path: str, body: dict, status: int = 200):
 
 
 def events(server, body: dict) -> list[dict]:
-    async def heard():
+    async def events():
         line = listen(("127.0.0.1", server.port), "/v1/infill", body)
         return [event async for _, event in line]
 
-    return asyncio.run(heard())
+    return asyncio.run(events())
 
 
 def landed(steps: list[dict]) -> list[list[tuple[int, int, float]]]:
@@ -97,7 +97,7 @@ def test_templates_and_prompts(server) -> None:
             eos=EOS,
         )[0].tolist()
         text = ids[: [*ids, EOS].index(EOS)]
-        assert end["text"] == server.service.reader.decode(text)
+        assert end["text"] == server.service.tokenizer.decode(text)
         assert end["finish_reason"] == ("stop" if EOS in ids else "length")
 
 

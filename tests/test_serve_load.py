@@ -1,5 +1,5 @@
 """Many clients at once, a third of whom leave in the middle: every answer is complete and the same
-as alone; memory comes back, no place is stuck. `python -m armd.bench.load` does it for 30 s."""
+as alone; memory comes back, no slot is stuck. `python -m armd.bench.load` does it for 30 s."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from armd.bench.load import Load, put_load
 
 @pytest.fixture(scope="module")
 def server():
-    with running(places=4, queue=24) as made:
+    with running(slots=4, queue=24) as made:
         yield made
 
 

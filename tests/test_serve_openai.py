@@ -33,7 +33,7 @@ def expected(server, prompts: list[list[int]], new: int, seed: int, **options) -
             eos=EOS,
             **options,
         )[0, len(prompt) :].tolist()
-        texts.append(server.service.reader.decode(ids[: [*ids, EOS].index(EOS)]))
+        texts.append(server.service.tokenizer.decode(ids[: [*ids, EOS].index(EOS)]))
     return texts
 
 
@@ -73,7 +73,7 @@ def test_one_generator_for_all_rows_is_the_same_generator(server, client) -> Non
     )
     answer = client.completions.create(model="tiny", prompt=[3], n=2, max_tokens=20, seed=5)
     for choice, ids in zip(answer.choices, both[:, 1:].tolist(), strict=True):
-        assert choice.text == server.service.reader.decode(ids[: [*ids, EOS].index(EOS)])
+        assert choice.text == server.service.tokenizer.decode(ids[: [*ids, EOS].index(EOS)])
 
 
 @pytest.mark.parametrize("streams", [1, 4])
@@ -128,7 +128,7 @@ def test_a_suffix_is_filled_up_to_with_both_sides_known(server, client) -> None:
         known.expand(2, -1),
         generator=torch.Generator().manual_seed(2),
     )
-    texts = [server.service.reader.decode(row[2:8].tolist()) for row in rows]
+    texts = [server.service.tokenizer.decode(row[2:8].tolist()) for row in rows]
     assert [choice.text for choice in answer.choices] == texts
 
 
@@ -174,7 +174,7 @@ def test_models_and_errors_as_the_client_knows_them(server, client) -> None:
 
 
 def test_a_full_queue_is_a_429_with_a_time_to_come_again() -> None:
-    with running(places=1, queue=1) as server:
+    with running(slots=1, queue=1) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         held = threading_event(server)
         first = [client.completions.create(model="tiny", prompt="x", stream=True) for _ in range(2)]
@@ -196,6 +196,6 @@ def threading_event(server):
         begun.set()
         event.wait(30)
 
-    server.service.engine.errand(work)
+    server.service.engine.run_exclusive(work)
     assert begun.wait(10)
     return event

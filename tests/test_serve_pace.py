@@ -13,28 +13,28 @@ from armd.generation.plan import from_prompts
 from armd.generation.sampling import Sampling
 from armd.runtime.seeds import seeded
 from armd.serve import engine as engines
-from armd.serve.cache_pool import Pool
-from armd.serve.engine import Engine, Job
-from armd.serve.events import Drawn, Ended
+from armd.serve.cache_pool import CachePool
+from armd.serve.engine import Engine, GenerationRequest
+from armd.serve.events import Ended, StepEvent
 
 STEPS = 12
 
 
-def told(texts: int = 1, *, errands: bool = False) -> list[list[tuple[int, object]]]:
+def told(texts: int = 1, *, exclusive: bool = False) -> list[list[tuple[int, object]]]:
     """What is told, delivery by delivery, of texts that are written together."""
     batches, over = [], threading.Event()
     course = Course.of(from_prompts(None, length=STEPS))
 
     def deliver(given) -> None:
-        batches.append([(listener(), event) for listener, event in given])
+        batches.append([(callback(), event) for callback, event in given])
         if sum(isinstance(event, Ended) for batch in batches for _, event in batch) == texts:
             over.set()
 
-    engine = Engine(tiny_armd(), places=texts, deliver=deliver).start()
-    jobs = [Job(course, Sampling(), seeded(i), lambda i=i: i) for i in range(texts)]
+    engine = Engine(tiny_armd(), slots=texts, deliver=deliver).start()
+    jobs = [GenerationRequest(course, Sampling(), seeded(i), lambda i=i: i) for i in range(texts)]
     engine.submit(jobs)
-    while errands and not over.is_set():
-        assert engine.errand(lambda: len(engine.told)).result(20) == 0
+    while exclusive and not over.is_set():
+        assert engine.run_exclusive(lambda: len(engine.told)).result(20) == 0
     assert over.wait(20)
     engine.stop()
     assert engine.join(20)
@@ -42,11 +42,11 @@ def told(texts: int = 1, *, errands: bool = False) -> list[list[tuple[int, objec
 
 
 def steps(batches, text: int) -> list[int]:
-    return [e.step for batch in batches for i, e in batch if i == text and isinstance(e, Drawn)]
+    return [e.step for batch in batches for i, e in batch if i == text and isinstance(e, StepEvent)]
 
 
 def test_the_first_token_and_the_end_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "PACE", 1000.0)
+    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
     batches = told(texts=3)
     assert len(batches) == 2
     assert [(i, e.step) for i, e in batches[0]] == [(0, 0), (1, 0), (2, 0)]
@@ -56,12 +56,12 @@ def test_the_first_token_and_the_end_wait_for_nobody(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_waits_for_an_errand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "PACE", 1000.0)
-    assert steps(told(errands=True), 0) == list(range(STEPS))
+    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
+    assert steps(told(exclusive=True), 0) == list(range(STEPS))
 
 
 def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "PACE", 0.0)
+    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 0.0)
     batches = told()
     assert [len(batch) for batch in batches] == [1] * (STEPS - 1) + [2]
     assert steps(batches, 0) == list(range(STEPS))
@@ -69,7 +69,7 @@ def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/infill"])
 def test_what_was_drawn_before_a_failure_is_sent(path: str, monkeypatch) -> None:
-    monkeypatch.setattr(engines, "PACE", 1000.0)
+    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
     step, calls = engines.step_together, iter(range(100))
 
     def breaking(*given):
@@ -91,14 +91,14 @@ def test_what_was_drawn_before_a_failure_is_sent(path: str, monkeypatch) -> None
 
 
 def test_a_place_that_cannot_be_cleared_fails_one_text_alone(monkeypatch) -> None:
-    clear, calls = Pool.clear, iter(range(100))
+    clear, calls = CachePool.clear, iter(range(100))
 
-    def failing(pool: Pool, place):
+    def failing(pool: CachePool, slot):
         if next(calls) == 1:
             raise MemoryError("none left")
-        return clear(pool, place)
+        return clear(pool, slot)
 
-    monkeypatch.setattr(Pool, "clear", failing)
+    monkeypatch.setattr(CachePool, "clear", failing)
     body = {"prompt": "ab", "max_tokens": 2}
     with running() as server:
         found = [httpx.post(server.url + "/v1/completions", json=body) for _ in range(3)]

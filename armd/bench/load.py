@@ -2,7 +2,7 @@
 
 Each client asks for one of a few texts, again and again; a share of them break off in the middle.
 Every answer that was finished must be the one that the same request got when nobody else was there.
-At the end all places must be free, and the memory what it was.
+At the end all slots must be free, and the memory what it was.
 """
 
 import asyncio
@@ -136,10 +136,10 @@ async def at_rest(address: tuple[str, int], seconds: float = 20.0) -> dict[str, 
     until = time.monotonic() + seconds
     while True:
         now = await reading(address)
-        if now["armd_places_taken"] == now["armd_waiting"] == 0:
+        if now["armd_slots_taken"] == now["armd_waiting"] == 0:
             return now
         if time.monotonic() > until:
-            raise RuntimeError(f"{now['armd_places_taken']:.0f} places are stuck")
+            raise RuntimeError(f"{now['armd_slots_taken']:.0f} slots are stuck")
         await asyncio.sleep(0.1)
 
 
@@ -166,7 +166,7 @@ def main() -> None:
     print(
         f"{outcome.finished} answers as if alone, {len(outcome.wrong)} wrong, {outcome.left} "
         f"broken off, {outcome.refused} told to come again; {outcome.tokens / outcome.seconds:.0f} "
-        f"tokens/s over {outcome.seconds:.0f} s; memory {grown:+.1f} MiB; all places free"
+        f"tokens/s over {outcome.seconds:.0f} s; memory {grown:+.1f} MiB; all slots free"
     )
     if job.json:
         job.json.write_text(json_format.dumps(asdict(outcome), indent=2) + "\n")

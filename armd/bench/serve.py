@@ -107,7 +107,7 @@ def measure(
 
 
 @contextmanager
-def serving(size: str, places: int, threads: int | None = None) -> Iterator[tuple[Service, int]]:
+def serving(size: str, slots: int, threads: int | None = None) -> Iterator[tuple[Service, int]]:
     """A server of random weights in a thread of this process."""
     import uvicorn
 
@@ -122,7 +122,7 @@ def serving(size: str, places: int, threads: int | None = None) -> Iterator[tupl
     name, vocabulary, length = SIZES[size]
     model = ArmdLM(ArmdConfig.named(name, vocab_size=vocabulary, max_length=length)).eval()
     tokenizer = with_ends(byte_tokenizer(), rows=False)
-    limits = Limits(places, timeout=600.0, threads=threads)
+    limits = Limits(slots, timeout=600.0, threads=threads)
     service = Service(pack(model), tokenizer, name=size, limits=limits)
     warm_up(service)
     opened = listening("127.0.0.1", 0)
@@ -153,7 +153,7 @@ def library(service: Service, tokens: int, texts: int) -> float:
             generate(service.model, length=tokens + 1, prompt=[[1]], generator=generator)
         return time.perf_counter() - start
 
-    return service.engine.errand(run).result()
+    return service.engine.run_exclusive(run).result()
 
 
 def asked(port: int, clients: int, tokens: int, texts: int) -> dict[str, float]:
@@ -171,11 +171,11 @@ async def together(port: int, clients: int, tokens: int, texts: int) -> dict[str
     async def one(line: Recorder, number: int, count: int) -> list[list[float]]:
         # tokens and known have no EOS to stop at, so that every text has all its tokens
         body = {"tokens": [1] + [0] * tokens, "known": [True] + [False] * tokens}
-        heard = [
+        events = [
             await line.listen("/v1/infill", body | {"seed": number + clients * text})
             for text in range(count)
         ]
-        return [[at for at, event in text if event["type"] == "step"] for text in heard]
+        return [[at for at, event in text if event["type"] == "step"] for text in events]
 
     loop = asyncio.get_running_loop()
     made = [await loop.create_connection(Recorder, "127.0.0.1", port) for _ in range(clients)]

@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, Response
 from . import completions
 from . import infill as infilling
 from . import score as scoring
-from .direct_routes import Desk
+from .direct_routes import DirectRoutes
 from .errors import Refusal, install, responses
 from .schema import CompletionRequest, Health, InfillRequest, Info, Json, ModelList
 from .security import Guard
@@ -69,14 +69,14 @@ def make_app(service: Service, *, host: str = "127.0.0.1") -> Any:
     def count(path: str, status: int) -> None:
         service.engine.metrics.answered(path if path in known else "other", status)
 
-    desk = Desk(
+    direct = DirectRoutes(
         app,
         {
             "/v1/completions": (CompletionRequest, partial(completions.answer, service)),
             "/v1/infill": (InfillRequest, partial(infilling.answer, service)),
         },
     )
-    return Guard(desk, host=host, max_body=service.limits.max_body, count=count)
+    return Guard(direct, host=host, max_body=service.limits.max_body, count=count)
 
 
 def _add_reports(app: FastAPI, service: Service) -> None:
@@ -107,12 +107,12 @@ def _add_reports(app: FastAPI, service: Service) -> None:
             "n_layers": config.n_layers,
             "n_two_stream": config.n_two_stream,
             "parameters": service.parameters,
-            "eos": service.reader.eos,
+            "eos": service.tokenizer.eos,
             "limits": {
                 "max_streams": min(1024, config.max_length) if config.query != "shift" else 1,
                 "max_body": limits.max_body,
                 "queue": limits.queue,
-                "slots": limits.places,
+                "slots": limits.slots,
             },
         }
 
@@ -120,7 +120,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     async def metrics() -> PlainTextResponse:
         """For Prometheus."""
         active, waiting = len(engine.active), len(engine.waiting)
-        text = engine.metrics.text(active=active, waiting=waiting, places=engine.places)
+        text = engine.metrics.text(active=active, waiting=waiting, slots=engine.slots)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

@@ -9,24 +9,24 @@ from ..model.modeling_armd import ArmdLM
 
 
 @dataclass
-class Pool:
-    """The places: caches made once and used again and again."""
+class CachePool:
+    """The slots: caches made once and used again and again."""
 
     model: ArmdLM
     free: list[Cache] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: ArmdLM, places: int) -> "Pool":
+    def of(cls, model: ArmdLM, slots: int) -> "CachePool":
         length = model.config.max_length
         first = make_cache(model, batch=1, length=length)
-        rest = [make_cache(model, batch=1, length=length) for _ in range(places - 1)]
+        rest = [make_cache(model, batch=1, length=length) for _ in range(slots - 1)]
         # position codes and turns are the same for all
         return cls(model, [first, *(replace(c, code=first.code, turn=first.turn) for c in rest)])
 
-    def clear(self, place: Cache) -> Cache:
-        """The place as an empty cache."""
-        place.mark = empty_mark(self.model, 1)
-        return place
+    def clear(self, slot: Cache) -> Cache:
+        """The slot as an empty cache."""
+        slot.mark = empty_mark(self.model, 1)
+        return slot
 
 
 IN_A_CORE = 16 * 2**20

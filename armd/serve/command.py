@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -27,10 +27,10 @@ class Serving:
     """The address to listen at; by default only this machine can reach it."""
     port: int = 8000
     """0 takes a free one."""
-    places: int = 8
-    """Texts decoded together."""
+    slots: Annotated[int, tyro.conf.arg(aliases=["--places"])] = 8
+    """Sequences decoded together."""
     queue: int = 64
-    """Texts that may wait for a place; above that, clients are asked to come again."""
+    """Texts that may wait for a slot; above that, clients are asked to come again."""
     weights: Literal["fp32", "int8", "plain"] = "fp32"
     """As for `armd generate`."""
     timeout: float = 120.0
@@ -48,7 +48,7 @@ class Serving:
 
 
 def check(job: Serving) -> None:
-    for name in ("places", "max_body", "threads"):
+    for name in ("slots", "max_body", "threads"):
         value = getattr(job, name)
         if value is not None and value < 1:
             raise ArmdError(f"--{name.replace('_', '-')} {value} must be at least 1")
@@ -106,7 +106,7 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 
 def load(job: Serving) -> Service:
-    """The model with its weights packed, its places made, and every path through it tried once."""
+    """The model with its weights packed, its slots made, and every path through it tried once."""
     from ..model.modeling_armd import ArmdLM
     from ..native.packed import pack
     from ..pretrained import load_model, load_tokenizer
@@ -119,7 +119,7 @@ def load(job: Serving) -> Service:
             "model, or use armd generate"
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
-    limits = Limits(job.places, job.queue, job.max_body, job.timeout, job.threads)
+    limits = Limits(job.slots, job.queue, job.max_body, job.timeout, job.threads)
     parameters = sum(weight.numel() for weight in model.parameters())
     service = Service(
         pack(model, job.weights),
@@ -141,7 +141,7 @@ def name_of(path: str) -> str:
 
 
 def warm_up(service: Service) -> None:
-    """Write a few tokens in every place, so that the first client does not wait for memory."""
+    """Write a few tokens in every slot, so that the first client does not wait for memory."""
     import gc
     import threading
 
@@ -150,25 +150,25 @@ def warm_up(service: Service) -> None:
     from ..generation.decode_plan import Course
     from ..generation.plan import from_prompts
     from ..generation.sampling import Sampling
-    from .engine import Job
-    from .events import Drawn, Failed
+    from .engine import GenerationRequest
+    from .events import Failed, StepEvent
     from .metrics import Metrics
 
-    engine, left = service.engine, [service.limits.places]
+    engine, left = service.engine, [service.limits.slots]
     over, failures = threading.Event(), []
 
     def listen(event: Any) -> None:
         if isinstance(event, Failed):
             failures.append(event.message)
-        if not isinstance(event, Drawn):
+        if not isinstance(event, StepEvent):
             left[0] -= 1
             over.set() if not left[0] else None
 
     length = min(4, service.model.config.max_length)
     deliver, engine.deliver = engine.deliver, lambda told: [hear(event) for hear, event in told]
     course = Course.of(from_prompts(None, length=length))
-    job = Job(course, Sampling(), torch.Generator().manual_seed(0), listen)
-    engine.submit([job] * service.limits.places)
+    job = GenerationRequest(course, Sampling(), torch.Generator().manual_seed(0), listen)
+    engine.submit([job] * service.limits.slots)
     if not over.wait(300):
         raise ArmdError("the model did not write its first tokens within 300 s; try a smaller one")
     if failures:
@@ -206,7 +206,7 @@ def say(job: Serving, service: Service, port: int) -> None:
         )
     host = f"[{job.host}]" if ":" in job.host else job.host
     print(
-        f"{service.name} is ready at http://{host}:{port} ({service.limits.places} places, "
+        f"{service.name} is ready at http://{host}:{port} ({service.limits.slots} slots, "
         f"{job.weights} weights)",
         flush=True,
     )

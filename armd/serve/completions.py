@@ -9,20 +9,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ..generation.decode_plan import Course
-from .detokenizer import Growing
+from .detokenizer import IncrementalText
 from .errors import Refusal, responses
-from .events import Drawn, Event, Failed
+from .events import Event, Failed, StepEvent
 from .schema import Completion, CompletionRequest, Json
-from .service import Hearing, Service, any_seed, unless_gone
+from .service import OutputStream, Service, any_seed, unless_gone
 from .sse import DONE, STREAMED, EventStream
 
 
 @dataclass
-class Text:
+class ChoiceState:
     """One choice on its way."""
 
     index: int
-    growing: Growing
+    incremental: IncrementalText
     prompt: str
     """What is echoed."""
     before: int
@@ -32,13 +32,13 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompletionState:
     """A request, worked out: its texts and their courses."""
 
     asked: CompletionRequest
     seed: int
     eos: int | None
-    texts: list[Text]
+    texts: list[ChoiceState]
     courses: list[Course]
     prompt_tokens: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
@@ -49,20 +49,20 @@ class Plan:
         return all(text.finish is not None for text in self.texts)
 
 
-def plan_of(service: Service, asked: CompletionRequest) -> Plan:
+def completion_of(service: Service, asked: CompletionRequest) -> CompletionState:
     """Everything that can be wrong is found here, before anything is written."""
     service.is_ours(asked.model)
     if asked.echo and asked.logprobs is not None:
         raise Refusal(400, "echo has no logprobs; POST /v1/score has them", param="echo")
     if (asked.best_of or 1) > (asked.n or 1):
         raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
-    reader, count = service.reader, asked.n or 1
+    reader, count = service.tokenizer, asked.n or 1
     prompts = prompts_of(asked)
-    if len(prompts) * count > service.limits.places + service.limits.queue:
+    if len(prompts) * count > service.limits.slots + service.limits.queue:
         raise Refusal(
             400,
-            f"{len(prompts) * count} texts in one request pass the server's places and queue of "
-            f"{service.limits.places + service.limits.queue}; ask for fewer",
+            f"{len(prompts) * count} texts in one request pass the server's slots and queue of "
+            f"{service.limits.slots + service.limits.queue}; ask for fewer",
             param="n",
         )
     suffix = reader.encode(asked.suffix or "", "suffix")
@@ -84,10 +84,10 @@ def plan_of(service: Service, asked: CompletionRequest) -> Plan:
             words = (seed, len(texts))
             courses.append(service.course([*ids, *[0] * blanks, *suffix], known, asked, words))
             stops_here = tuple(filter(None, stops))
-            growing = Growing(reader, len(ids), len(ids) + blanks, eos, stops_here)
+            incremental = IncrementalText(reader, len(ids), len(ids) + blanks, eos, stops_here)
             echo = shown if asked.echo else ""
-            texts.append(Text(len(texts), growing, echo, len(shown)))
-    return Plan(asked, seed, eos, texts, courses, tokens)
+            texts.append(ChoiceState(len(texts), incremental, echo, len(shown)))
+    return CompletionState(asked, seed, eos, texts, courses, tokens)
 
 
 def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
@@ -99,34 +99,38 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
     return [prompt]  # type: ignore[list-item]
 
 
-def begin(service: Service, plan: Plan) -> Hearing:
+def begin(service: Service, plan: CompletionState) -> OutputStream:
     rivals = plan.asked.logprobs or 0
     return service.write(plan.courses, plan.asked, seed=plan.seed, eos=plan.eos, rivals=rivals)
 
 
-def grow(plan: Plan, hearing: Hearing, index: int, event: Event) -> Text | None:
+def grow(
+    plan: CompletionState, outputs: OutputStream, index: int, event: Event
+) -> ChoiceState | None:
     """The text that has grown or ended; None if it had before."""
     text = plan.texts[index]
     if text.finish is not None:
         return None
     if isinstance(event, Failed):
         raise Refusal(500, f"the text failed: {event.message}")
-    if isinstance(event, Drawn):
-        text.growing.add(event)
-        if text.growing.stopped:
+    if isinstance(event, StepEvent):
+        text.incremental.add(event)
+        if text.incremental.stopped:
             text.finish = "stop"
-            hearing.leave(index)
+            outputs.cancel(index)
     else:
-        text.growing.flush()
-        text.finish, text.cut = ("stop" if text.growing.stopped else event.reason), event.cut
+        text.incremental.flush()
+        text.finish, text.cut = ("stop" if text.incremental.stopped else event.reason), event.cut
     return text
 
 
-def choice_of(service: Service, plan: Plan, text: Text, shown: str, part: slice) -> Json:
+def choice_of(
+    service: Service, plan: CompletionState, text: ChoiceState, shown: str, part: slice
+) -> Json:
     choice: Json = {"index": text.index, "text": shown, "logprobs": None}
     if plan.asked.logprobs is not None:
-        growing, piece = text.growing, service.reader.piece
-        read, offsets = growing.read[part], growing.offsets[part]
+        incremental, piece = text.incremental, service.tokenizer.piece
+        read, offsets = incremental.read[part], incremental.offsets[part]
         choice["logprobs"] = {
             "tokens": [piece(one.token) for one in read],
             "token_logprobs": [one.logp for one in read],
@@ -141,33 +145,33 @@ def choice_of(service: Service, plan: Plan, text: Text, shown: str, part: slice)
     return choice
 
 
-def envelope(service: Service, plan: Plan, choices: list[Json], *, usage: bool) -> Json:
+def envelope(service: Service, plan: CompletionState, choices: list[Json], *, usage: bool) -> Json:
     found: Json = {"id": plan.id, "object": "text_completion", "created": plan.created}
     found |= {"model": service.name, "choices": choices}
     if usage:
-        new = sum(len(text.growing.read) for text in plan.texts)
+        new = sum(len(text.incremental.read) for text in plan.texts)
         counts = {"prompt_tokens": plan.prompt_tokens, "completion_tokens": new}
         found["usage"] = counts | {"total_tokens": plan.prompt_tokens + new}
     return found
 
 
-async def whole(service: Service, plan: Plan) -> Json:
-    hearing = begin(service, plan)
+async def whole(service: Service, plan: CompletionState) -> Json:
+    outputs = begin(service, plan)
     try:
         while not plan.finished:
-            for index, event in await hearing.more():
-                grow(plan, hearing, index, event)
+            for index, event in await outputs.next_events():
+                grow(plan, outputs, index, event)
     finally:
-        hearing.leave()
+        outputs.cancel()
     choices = [
-        choice_of(service, plan, text, text.prompt + text.growing.text, slice(None))
+        choice_of(service, plan, text, text.prompt + text.incremental.text, slice(None))
         for text in plan.texts
     ]
     return envelope(service, plan, choices, usage=True)
 
 
 async def streamed(
-    service: Service, plan: Plan, hearing: Hearing
+    service: Service, plan: CompletionState, outputs: OutputStream
 ) -> AsyncGenerator[list[Json | str], None]:
     """A chunk whenever more of a text can be read, and one that says why it ended."""
     for text in plan.texts:
@@ -176,10 +180,10 @@ async def streamed(
             yield [envelope(service, plan, [echo], usage=False)]
     while not plan.finished:
         chunks = []
-        for index, event in await hearing.more():
+        for index, event in await outputs.next_events():
             if isinstance(event, Failed):
                 yield chunks
-            text = grow(plan, hearing, index, event)
+            text = grow(plan, outputs, index, event)
             chunk = text and chunk_of(service, plan, text)
             chunks += [chunk] if chunk else []
         yield chunks
@@ -189,21 +193,21 @@ async def streamed(
     yield [DONE]
 
 
-def chunk_of(service: Service, plan: Plan, text: Text) -> Json | None:
+def chunk_of(service: Service, plan: CompletionState, text: ChoiceState) -> Json | None:
     """What is new of a text; None if nothing of it can be read yet."""
     last = text.finish is not None
-    shown, part = text.growing.fresh(last=last)
+    shown, part = text.incremental.take_new(last=last)
     if not (shown or last):
         return None
     return envelope(service, plan, [choice_of(service, plan, text, shown, part)], usage=False)
 
 
 async def answer(service: Service, asked: CompletionRequest, request: Request) -> Response:
-    plan = plan_of(service, asked)
+    plan = completion_of(service, asked)
     if not asked.stream:
         return JSONResponse(await unless_gone(request, whole(service, plan)))
-    hearing = begin(service, plan)  # here, so that a full queue is a 429, no broken stream
-    return EventStream(request, streamed(service, plan, hearing), hearing.leave)
+    outputs = begin(service, plan)  # here, so that a full queue is a 429, no broken stream
+    return EventStream(request, streamed(service, plan, outputs), outputs.cancel)
 
 
 def routes(service: Service) -> APIRouter:

@@ -6,12 +6,12 @@ from functools import cached_property, lru_cache
 
 from ..data.tokenizer import TextTokenizer
 from .errors import Refusal
-from .events import Drawn, Landed
+from .events import StepEvent, TokenOutput
 
 BROKEN = "\ufffd"
 
 
-class Reader:
+class ServerTokenizer:
     """The tokenizer, as the server uses it."""
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int) -> None:
@@ -51,10 +51,10 @@ class Reader:
 
 
 @dataclass
-class Growing:
+class IncrementalText:
     """A text written in any order, read from its left end as far as it is there."""
 
-    reader: Reader
+    reader: ServerTokenizer
     start: int
     """Where the new tokens begin."""
     stop_at: int
@@ -63,19 +63,19 @@ class Growing:
     stops: tuple[str, ...] = ()
     text: str = ""
     """All that can be read so far and cannot change."""
-    read: list[Landed] = field(default_factory=list)
+    read: list[TokenOutput] = field(default_factory=list)
     """The tokens of it, in reading order."""
     offsets: list[int] = field(default_factory=list)
     """Where each of them begins in the text."""
     stopped: bool = False
     """At a stop string or an EOS; nothing comes after."""
-    _landed: dict[int, Landed] = field(default_factory=dict)
+    _landed: dict[int, TokenOutput] = field(default_factory=dict)
     _before: list[int] = field(default_factory=list)
     _pending: list[int] = field(default_factory=list)
     _sent: int = 0
     _told: int = 0
 
-    def add(self, drawn: Drawn) -> None:
+    def add(self, drawn: StepEvent) -> None:
         self._landed |= {one.position: one for one in drawn.at}
         while not self.stopped and (one := self._landed.pop(self._next, None)) is not None:
             if one.token == self.eos:
@@ -85,13 +85,13 @@ class Growing:
             self.offsets.append(len(self.text))
             self.read.append(one)
             self._pending.append(one.token)
-            self._settle(BROKEN)
+            self._commit(BROKEN)
 
     @property
     def _next(self) -> int:
         return self.start + len(self.read)
 
-    def _settle(self, unsure: str) -> None:
+    def _commit(self, unsure: str) -> None:
         """Take pending tokens into the text, unless a character may still be incomplete."""
         added = self.reader.decode(self._before + self._pending)
         added = added[len(self.reader.decode(self._before)) :] if self._before else added
@@ -109,9 +109,9 @@ class Growing:
     def flush(self) -> None:
         """Nothing will follow: what is incomplete stays so."""
         if self._pending:
-            self._settle("")
+            self._commit("")
 
-    def fresh(self, *, last: bool) -> tuple[str, slice]:
+    def take_new(self, *, last: bool) -> tuple[str, slice]:
         """Text not given out before, and its tokens; what may begin a stop string waits."""
         upto = len(self.text)
         if not (last or self.stopped):

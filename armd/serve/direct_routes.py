@@ -1,4 +1,4 @@
-"""The desk: requests that want texts written go from their bodies straight to their answers. The
+"""The direct: requests that want texts written go from their bodies straight to their answers. The
 application has the same routes and describes them, but its way there takes longer than a small
 model's pass, and every piece of a streamed answer would go through all of its layers."""
 
@@ -17,7 +17,7 @@ from .security import Asgi
 Answering = Callable[[Any, Request], Awaitable[Response]]
 
 
-class Desk:
+class DirectRoutes:
     """In front of the application. `routes` has for each path what its bodies hold, and who answers
     them."""
 

@@ -1,7 +1,7 @@
 """The engine: one thread that writes all texts that were asked for, one pass for all of them.
 
-It has a number of places, each with a cache of its own. Between two passes finished and abandoned
-texts leave their places, and waiting ones take them: their prompts enter with the next pass, beside
+It has a number of slots, each with a cache of its own. Between two passes finished and abandoned
+texts leave their slots, and waiting ones take them: their prompts enter with the next pass, beside
 the blocks of the others. A text's draws are its own, and a pass shares nothing but products row by
 row, so everyone gets the text they would get alone.
 """
@@ -25,19 +25,20 @@ from ..generation.sampling import Sampling
 from ..model.modeling_armd import ArmdLM
 from ..native.library import release_threads
 from ..native.packed import FastLM
-from .cache_pool import Pool, threads_for
-from .events import Drawn, Ended, Event, Failed, Landed
+from .cache_pool import CachePool, threads_for
+from .events import Ended, Event, Failed, StepEvent, TokenOutput
 from .metrics import Metrics
 from .tracks import Track, step_together
 
-Listener = Callable[[Event], None]
+Callback = Callable[[Event], None]
 
-PACE = 0.002
+FLUSH_INTERVAL = 0.002
 """Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
-together. The first of a text, and its end, go at once; nothing waits for an errand or a prompt."""
+together. The first of a text, and its end, go at once; nothing waits for an exclusive call or a
+prompt."""
 
 
-class Busy(Exception):
+class QueueFull(Exception):
     """The queue is full; worth another try after `seconds`."""
 
     def __init__(self, seconds: int) -> None:
@@ -45,18 +46,18 @@ class Busy(Exception):
         self.seconds = seconds
 
 
-class Stopping(Exception):
+class ShuttingDown(Exception):
     """The server takes nothing new."""
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationRequest:
     """One text to be written, and who is told."""
 
     course: Course
     sampling: Sampling
     generator: torch.Generator
-    listener: Listener
+    callback: Callback
     eos: int | None = None
     rivals: int = 0
     """How many of the most probable tokens to report with each token drawn."""
@@ -65,14 +66,14 @@ class Job:
 
 
 @dataclass(eq=False)
-class Ticket:
+class ScheduledRequest:
     """A job on its way."""
 
-    job: Job
-    came: float
+    job: GenerationRequest
+    arrived: float
     track: Track | None = None
-    place: Cache | None = None
-    gone: bool = False
+    slot: Cache | None = None
+    cancelled: bool = False
     """Nobody waits for it any more."""
 
 
@@ -82,30 +83,30 @@ def _now(work: Callable[[], None]) -> None:
 
 class Engine:
     """Write texts in a thread of its own. `deliver` takes what is to be told, pass after pass or of
-    some passes together, as (listener, event) pairs, in that thread; left out, the listeners are
+    some passes together, as (callback, event) pairs, in that thread; left out, the listeners are
     called there."""
 
     def __init__(
         self,
         model: ArmdLM,
         *,
-        places: int = 8,
+        slots: int = 8,
         queue: int = 64,
         threads: int | None = None,
-        deliver: Callable[[list[tuple[Listener, Event]]], None] | None = None,
+        deliver: Callable[[list[tuple[Callback, Event]]], None] | None = None,
     ) -> None:
-        self.model, self.places, self.queue = model.eval(), places, queue
-        self.pool = Pool.of(model, places)
+        self.model, self.slots, self.queue = model.eval(), slots, queue
+        self.pool = CachePool.of(model, slots)
         self.pen = None
         if isinstance(model, FastLM) and model.whole:
             self.pen = Pen(model, self.pool.free[0])
         self.deliver = deliver or (lambda told: [listen(event) for listen, event in told])
         self.metrics = Metrics()
-        self.waiting: deque[Ticket] = deque()
-        self.errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.active: list[Ticket] = []
-        self.told: list[tuple[Listener, Event]] = []
-        self.urgent, self.last = False, 0.0
+        self.waiting: deque[ScheduledRequest] = deque()
+        self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.active: list[ScheduledRequest] = []
+        self.told: list[tuple[Callback, Event]] = []
+        self.flush_now, self.last = False, 0.0
         self.wake = threading.Condition()
         self.stopping, self.cut_at = False, math.inf
         self.threads = threads or threads_for(model)
@@ -117,36 +118,39 @@ class Engine:
         return self
 
     def submit(
-        self, jobs: Sequence[Job], *, later: Callable[[Callable[[], None]], object] = _now
-    ) -> list[Ticket]:
-        """All of them, or none: raises Busy where the queue has no room, Stopping at the end. With
-        `later`, an engine at rest is woken by what is handed to it."""
+        self,
+        jobs: Sequence[GenerationRequest],
+        *,
+        later: Callable[[Callable[[], None]], object] = _now,
+    ) -> list[ScheduledRequest]:
+        """All of them, or none: raises QueueFull where the queue has no room, ShuttingDown at the
+        end. With `later`, an engine at rest is woken by what is handed to it."""
         with self.wake:
             self._check(len(jobs))
-            tickets = [Ticket(job, time.monotonic()) for job in jobs]
-            self.waiting.extend(tickets)
+            scheduled = [ScheduledRequest(job, time.monotonic()) for job in jobs]
+            self.waiting.extend(scheduled)
         later(self._wake)
-        return tickets
+        return scheduled
 
     def _wake(self) -> None:
         with self.wake:
             self.wake.notify()
 
-    def errand(self, work: Callable[[], Any]) -> "Future[Any]":
+    def run_exclusive(self, work: Callable[[], Any]) -> "Future[Any]":
         """Call `work` between two passes, where it has the model for itself."""
         future: Future[Any] = Future()
         with self.wake:
             self._check(1)
-            self.errands.append((work, future))
+            self.exclusive.append((work, future))
             self.wake.notify()
         return future
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
-        """Free their places: at once in the queue, else after the pass that is under way."""
+    def cancel(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        """Free their slots: at once in the queue, else after the pass that is under way."""
         with self.wake:
-            for ticket in tickets:
-                ticket.gone = True
-            left = deque(ticket for ticket in self.waiting if not ticket.gone)
+            for ticket in scheduled:
+                ticket.cancelled = True
+            left = deque(ticket for ticket in self.waiting if not ticket.cancelled)
             self.metrics.abandoned += len(self.waiting) - len(left)
             self.waiting = left
             self.wake.notify()
@@ -163,75 +167,75 @@ class Engine:
 
     def _check(self, count: int) -> None:
         if self.stopping:
-            raise Stopping("the server is shutting down")
-        ahead = len(self.waiting) + len(self.errands)
-        if ahead + count > self.queue + self.places - len(self.active):
+            raise ShuttingDown("the server is shutting down")
+        ahead = len(self.waiting) + len(self.exclusive)
+        if ahead + count > self.queue + self.slots - len(self.active):
             self.metrics.refused += 1
-            seconds = self.metrics.mean_seconds() * (ahead + 1) / self.places
-            raise Busy(max(1, min(60, math.ceil(seconds))))
+            seconds = self.metrics.mean_seconds() * (ahead + 1) / self.slots
+            raise QueueFull(max(1, min(60, math.ceil(seconds))))
 
     # what follows runs in the engine's thread
 
     def _run(self) -> None:
         torch.set_num_threads(self.threads)  # OpenMP keeps it for each thread
         with torch.no_grad():
-            while self._gather():
-                self._errand()
+            while self._admit():
+                self._run_exclusive()
                 if self.active:
                     self._pass()
-                if self.urgent or time.monotonic() >= self.last + PACE:
+                if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
                     self._deliver()
 
     def _deliver(self) -> None:
         """Tell what there is to tell."""
-        told, self.told, self.urgent, self.last = self.told, [], False, time.monotonic()
+        told, self.told, self.flush_now, self.last = self.told, [], False, time.monotonic()
         if told:
             with suppress(RuntimeError):  # the server's loop has closed: nobody listens
                 self.deliver(told)
 
-    def _gather(self) -> bool:
-        """Wait for work, clear and fill the places; False at the end."""
+    def _admit(self) -> bool:
+        """Wait for work, clear and fill the slots; False at the end."""
         with self.wake:
-            while not (self.active or self.waiting or self.errands):
+            while not (self.active or self.waiting or self.exclusive):
                 if self.stopping:
                     return False
                 self.wake.wait()
-            self._clear(time.monotonic())
+            self._expire(time.monotonic())
             while self.waiting and self.pool.free:
                 ticket = self.waiting.popleft()
-                ticket.place = self.pool.free.pop()
+                ticket.slot = self.pool.free.pop()
                 self.active.append(ticket)
         return True
 
-    def _clear(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         """End what has had its time, drop what nobody waits for."""
         cut = "shutdown" if now >= self.cut_at else None
         for ticket in [*self.active, *self.waiting]:
             reason = cut or ("time" if now >= ticket.job.deadline else None)
-            if ticket.gone or reason:
-                self._leave(ticket, None if ticket.gone else Ended("length", reason))
-        self.waiting = deque(ticket for ticket in self.waiting if not ticket.gone)
+            if ticket.cancelled or reason:
+                self._finish(ticket, None if ticket.cancelled else Ended("length", reason))
+        self.waiting = deque(ticket for ticket in self.waiting if not ticket.cancelled)
 
-    def _leave(self, ticket: Ticket, event: Ended | Failed | None) -> None:
-        """Free its place and say so, unless nobody waits."""
-        ticket.gone, ticket.track = True, None
-        if ticket.place is not None:
-            self.pool.free.append(ticket.place)
-            ticket.place = None
+    def _finish(self, ticket: ScheduledRequest, event: Ended | Failed | None) -> None:
+        """Free its slot and say so, unless nobody waits."""
+        ticket.cancelled, ticket.track = True, None
+        if ticket.slot is not None:
+            self.pool.free.append(ticket.slot)
+            ticket.slot = None
             self.active.remove(ticket)
         if event is None:
             self.metrics.abandoned += 1
             return
-        self.metrics.finished(time.monotonic() - ticket.came, failed=isinstance(event, Failed))
-        self.told.append((ticket.job.listener, event))
-        self.urgent = True
+        self.metrics.finished(time.monotonic() - ticket.arrived, failed=isinstance(event, Failed))
+        self.told.append((ticket.job.callback, event))
+        self.flush_now = True
 
-    def _errand(self) -> None:
+    def _run_exclusive(self) -> None:
         """One at a time, so that texts go on meanwhile."""
         with self.wake:
-            if not self.errands:
+            if not self.exclusive:
                 return
-            work, future = self.errands.popleft()
+            work, future = self.exclusive.popleft()
         if not future.set_running_or_notify_cancel():
             return
         self._deliver()  # it may take long
@@ -241,48 +245,52 @@ class Engine:
             future.set_exception(error)
 
     def _pass(self) -> None:
-        """One pass of all places, and what it draws for each."""
+        """One pass of all slots, and what it draws for each."""
         start = time.perf_counter()
         if any(ticket.track is None for ticket in self.active):
             self._deliver()  # a prompt may take long
         for ticket in list(self.active):
             self._begin(ticket)
-        tickets = list(self.active)
-        if not tickets:
+        scheduled = list(self.active)
+        if not scheduled:
             return
-        tracks = [ticket.track for ticket in tickets if ticket.track]
+        tracks = [ticket.track for ticket in scheduled if ticket.track]
         try:
             landed = step_together(self.model, self.pen, tracks)
         except Exception as error:  # whatever it is, the server goes on
-            for ticket in tickets:
-                self._leave(ticket, Failed(repr(error)))
+            for ticket in scheduled:
+                self._finish(ticket, Failed(repr(error)))
             return
-        for ticket, track, new in zip(tickets, tracks, landed, strict=True):
+        for ticket, track, new in zip(scheduled, tracks, landed, strict=True):
             if isinstance(new, Exception):
-                self._leave(ticket, Failed(repr(new)))
+                self._finish(ticket, Failed(repr(new)))
             else:
                 self._tell(ticket, track, new)
         self.metrics.passes += 1
-        self.metrics.rows += len(tickets)
+        self.metrics.rows += len(scheduled)
         self.metrics.busy_seconds += time.perf_counter() - start
 
-    def _begin(self, ticket: Ticket) -> None:
-        if ticket.track is not None or ticket.place is None:
+    def _begin(self, ticket: ScheduledRequest) -> None:
+        if ticket.track is not None or ticket.slot is None:
             return
         job = ticket.job
         options = {"sampling": job.sampling, "eos": job.eos, "rivals": job.rivals}
         try:
-            cache = self.pool.clear(ticket.place)
+            cache = self.pool.clear(ticket.slot)
             ticket.track = Track(self.model, job.course, cache, generator=job.generator, **options)
         except Exception as error:  # one text's failure is not the others'
-            self._leave(ticket, Failed(repr(error)))
+            self._finish(ticket, Failed(repr(error)))
 
-    def _tell(self, ticket: Ticket, track: Track, landed: tuple[Landed, ...]) -> None:
+    def _tell(
+        self, ticket: ScheduledRequest, track: Track, landed: tuple[TokenOutput, ...]
+    ) -> None:
         if track.step == 1:
-            self.metrics.first_token(time.monotonic() - ticket.came)
-            self.urgent = True
+            self.metrics.first_token(time.monotonic() - ticket.arrived)
+            self.flush_now = True
         self.metrics.tokens += len(landed)
-        self.told.append((ticket.job.listener, Drawn(track.step - 1, landed, time.perf_counter())))
+        self.told.append(
+            (ticket.job.callback, StepEvent(track.step - 1, landed, time.perf_counter()))
+        )
         if track.done:
             why: Literal["stop", "length"] = "stop" if track.ended else "length"
-            self._leave(ticket, Ended(why))
+            self._finish(ticket, Ended(why))

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ..errors import ArmdError
-from .engine import Busy, Stopping
+from .engine import QueueFull, ShuttingDown
 
 
 class ErrorDetail(BaseModel):
@@ -34,7 +34,7 @@ STATUSES = {
     408: "The body did not come in time.",
     413: "The body is too large.",
     415: "The body must be application/json.",
-    429: "All places and the queue are taken; try again after Retry-After seconds.",
+    429: "All slots and the queue are taken; try again after Retry-After seconds.",
     500: "A failure of the server's own.",
     503: "The server is shutting down, or had no time for it.",
 }
@@ -88,9 +88,9 @@ def said(error: Exception) -> JSONResponse:
         return answer(error.status, error.message, param=error.param, code=error.code)
     if isinstance(error, ArmdError):
         return answer(400, str(error))
-    if isinstance(error, Busy):
+    if isinstance(error, QueueFull):
         return answer(429, str(error), headers={"Retry-After": str(error.seconds)}, code="busy")
-    if isinstance(error, Stopping):
+    if isinstance(error, ShuttingDown):
         return answer(503, str(error), headers={"Retry-After": "5"}, code="stopping")
     if isinstance(error, RequestValidationError):
         return _invalid(error)
@@ -115,7 +115,15 @@ def _invalid(error: RequestValidationError) -> JSONResponse:
     return answer(400, f"{param}: {text}" if param else text, param=param)
 
 
-EXPECTED = (Gone, Refusal, ArmdError, Busy, Stopping, RequestValidationError, HTTPException)
+EXPECTED = (
+    Gone,
+    Refusal,
+    ArmdError,
+    QueueFull,
+    ShuttingDown,
+    RequestValidationError,
+    HTTPException,
+)
 
 
 def expected(error: Exception) -> bool:

@@ -5,27 +5,27 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 
-class Rival(NamedTuple):
+class TopLogprob(NamedTuple):
     """A token that could have been drawn."""
 
     token: int
     logp: float
 
 
-class Landed(NamedTuple):
-    """One token in its place."""
+class TokenOutput(NamedTuple):
+    """One token in its slot."""
 
     position: int
     token: int
     logp: float
-    rivals: tuple[Rival, ...] = ()
+    rivals: tuple[TopLogprob, ...] = ()
 
 
-class Drawn(NamedTuple):
+class StepEvent(NamedTuple):
     """What one pass drew for a text."""
 
     step: int
-    at: tuple[Landed, ...]
+    at: tuple[TokenOutput, ...]
     when: float
 
 
@@ -45,4 +45,4 @@ class Failed:
     message: str
 
 
-Event = Drawn | Ended | Failed
+Event = StepEvent | Ended | Failed

@@ -10,14 +10,14 @@ from fastapi.responses import JSONResponse, Response
 from ..generation.decode_plan import Course
 from ..generation.template import fill_in, parts
 from .errors import Refusal, responses
-from .events import Drawn, Ended, Failed, Landed
+from .events import Ended, Failed, StepEvent, TokenOutput
 from .schema import Infilled, InfillRequest, Json
-from .service import Hearing, Service, any_seed, unless_gone
+from .service import OutputStream, Service, any_seed, unless_gone
 from .sse import STREAMED, EventStream
 
 
 @dataclass
-class Sheet:
+class InfillState:
     """One text with blanks, and what has landed on it."""
 
     asked: InfillRequest
@@ -32,7 +32,7 @@ class Sheet:
     drawn: int = 0
 
 
-def sheet_of(service: Service, asked: InfillRequest) -> Sheet:
+def state_of(service: Service, asked: InfillRequest) -> InfillState:
     """Everything that can be wrong is found here, before anything is written."""
     service.is_ours(asked.model)
     said = {
@@ -50,50 +50,50 @@ def sheet_of(service: Service, asked: InfillRequest) -> Sheet:
         if len(known) != len(tokens):
             raise Refusal(400, f"known has {len(known)} for {len(tokens)} tokens", param="known")
     else:
-        given = service.reader.encode(asked.prompt or "", "prompt")
-        most, eos = service.reader.max_length, service.reader.eos
+        given = service.tokenizer.encode(asked.prompt or "", "prompt")
+        most, eos = service.tokenizer.max_length, service.tokenizer.eos
         blanks = asked.max_tokens or max(1, min(64, most - len(given)))
         _fits(service, len(given) + blanks)
         tokens, known = given + [0] * blanks, [True] * len(given) + [False] * blanks
     course = service.course(tokens, known, asked, (seed, 0))
     shown = [t if k else None for t, k in zip(tokens, known, strict=True)]
-    return Sheet(asked, shown, known, course, seed, eos)
+    return InfillState(asked, shown, known, course, seed, eos)
 
 
 def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
-    service.reader.check_length(text, "text")
+    service.tokenizer.check_length(text, "text")
     if asked.blank is not None:
         text = text.replace(asked.blank, "____")
     lengths = asked.blank_length if isinstance(asked.blank_length, list) else [asked.blank_length]
     blanks = len(parts(text)) - 1
     _fits(service, sum(lengths) * (blanks if len(lengths) == 1 else 1))
-    return fill_in(text, lambda part: service.reader.encode(part, "text"), lengths=lengths)
+    return fill_in(text, lambda part: service.tokenizer.encode(part, "text"), lengths=lengths)
 
 
 def _fits(service: Service, tokens: int) -> None:
-    if tokens > service.reader.max_length:
-        raise Refusal(400, service.reader.too_long(tokens), code="context_length_exceeded")
+    if tokens > service.tokenizer.max_length:
+        raise Refusal(400, service.tokenizer.too_long(tokens), code="context_length_exceeded")
 
 
-def start_event(service: Service, sheet: Sheet) -> Json:
-    piece, course = service.reader.piece, sheet.course
+def start_event(service: Service, state: InfillState) -> Json:
+    piece, course = service.tokenizer.piece, state.course
     return {
         "type": "start",
-        "tokens": [*sheet.tokens],
-        "pieces": [None if token is None else piece(token) for token in sheet.tokens],
-        "known": sheet.known,
+        "tokens": [*state.tokens],
+        "pieces": [None if token is None else piece(token) for token in state.tokens],
+        "known": state.known,
         "order": {"position": course.position, "block": course.block},
         "steps": course.steps,
-        "seed": sheet.seed,
+        "seed": state.seed,
     }
 
 
-def step_event(service: Service, sheet: Sheet, drawn: Drawn) -> Json:
-    piece = service.reader.piece
-    sheet.calls, sheet.drawn = sheet.calls + 1, sheet.drawn + len(drawn.at)
+def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
+    piece = service.tokenizer.piece
+    state.calls, state.drawn = state.calls + 1, state.drawn + len(drawn.at)
 
-    def one(landed: Landed) -> Json:
-        sheet.tokens[landed.position] = landed.token
+    def one(landed: TokenOutput) -> Json:
+        state.tokens[landed.position] = landed.token
         rivals = [
             {"token": r.token, "piece": piece(r.token), "logprob": r.logp} for r in landed.rivals
         ]
@@ -106,70 +106,70 @@ def step_event(service: Service, sheet: Sheet, drawn: Drawn) -> Json:
         }
 
     at = [one(landed) for landed in drawn.at]
-    seconds = round(drawn.when - sheet.began, 6)
+    seconds = round(drawn.when - state.began, 6)
     return {"type": "step", "step": drawn.step, "at": at, "seconds": seconds}
 
 
-def end_event(service: Service, sheet: Sheet, ended: Ended) -> Json:
+def end_event(service: Service, state: InfillState, ended: Ended) -> Json:
     """What stands behind the first EOS that was drawn, by other streams, is no part of the text."""
-    tokens, seconds = sheet.tokens, ended.when - sheet.began
+    tokens, seconds = state.tokens, ended.when - state.began
     ends = (
         i
-        for i, (token, known) in enumerate(zip(tokens, sheet.known, strict=True))
-        if token == sheet.eos and not known
+        for i, (token, known) in enumerate(zip(tokens, state.known, strict=True))
+        if token == state.eos and not known
     )
     if ended.reason == "stop" and (end := next(ends, None)) is not None:
         tokens = tokens[: end + 1]
     there = [token for token in tokens if token is not None]
-    if ended.reason == "stop" and there and there[-1] == sheet.eos:
+    if ended.reason == "stop" and there and there[-1] == state.eos:
         there = there[:-1]
     event = {
         "type": "end",
-        "text": service.reader.decode(there),
+        "text": service.tokenizer.decode(there),
         "tokens": tokens,
-        "calls": sheet.calls,
+        "calls": state.calls,
         "seconds": round(seconds, 6),
-        "tokens_per_second": round(sheet.drawn / max(seconds, 1e-9), 3),
+        "tokens_per_second": round(state.drawn / max(seconds, 1e-9), 3),
         "finish_reason": ended.reason,
     }
     return event | ({"cut": ended.cut} if ended.cut else {})
 
 
 async def streamed(
-    service: Service, sheet: Sheet, hearing: Hearing
+    service: Service, state: InfillState, outputs: OutputStream
 ) -> AsyncGenerator[list[Json], None]:
     """Events, those that come together in one list."""
-    found = [start_event(service, sheet)]
+    found = [start_event(service, state)]
     while found[-1]["type"] != "end":
         yield found
         found = []
-        for _, event in await hearing.more():
+        for _, event in await outputs.next_events():
             if isinstance(event, Failed):
                 yield found
                 raise Refusal(500, f"the text failed: {event.message}")
-            if isinstance(event, Drawn):
-                found.append(step_event(service, sheet, event))
+            if isinstance(event, StepEvent):
+                found.append(step_event(service, state, event))
             else:
-                found.append(end_event(service, sheet, event))
+                found.append(end_event(service, state, event))
     yield found
 
 
-async def whole(service: Service, sheet: Sheet, hearing: Hearing) -> Json:
+async def whole(service: Service, state: InfillState, outputs: OutputStream) -> Json:
     try:
-        found = [event async for events in streamed(service, sheet, hearing) for event in events]
+        found = [event async for events in streamed(service, state, outputs) for event in events]
     finally:
-        hearing.leave()
+        outputs.cancel()
     return {"start": found[0], "steps": found[1:-1], "end": found[-1]}
 
 
 async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
-    sheet = sheet_of(service, asked)
-    hearing = service.write(
-        [sheet.course], asked, seed=sheet.seed, eos=sheet.eos, rivals=asked.rivals
+    state = state_of(service, asked)
+    outputs = service.write(
+        [state.course], asked, seed=state.seed, eos=state.eos, rivals=asked.rivals
     )
     if asked.stream:
-        return EventStream(request, streamed(service, sheet, hearing), hearing.leave)
-    return JSONResponse(await unless_gone(request, whole(service, sheet, hearing)))
+        return EventStream(request, streamed(service, state, outputs), outputs.cancel)
+    return JSONResponse(await unless_gone(request, whole(service, state, outputs)))
 
 
 def routes(service: Service) -> APIRouter:

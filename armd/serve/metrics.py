@@ -65,7 +65,7 @@ class Metrics:
     def answered(self, path: str, status: int) -> None:
         self.answers[path, status] = self.answers.get((path, status), 0) + 1
 
-    def text(self, *, active: int, waiting: int, places: int) -> str:
+    def text(self, *, active: int, waiting: int, slots: int) -> str:
         """The Prometheus text format."""
         counters = {
             "passes": ("Passes of the model.", self.passes),
@@ -78,8 +78,10 @@ class Metrics:
             "busy_seconds": ("Seconds in passes and draws.", round(self.busy_seconds, 6)),
         }
         gauges = {
-            "places": ("Places in the batch.", places),
-            "places_taken": ("Places taken.", active),
+            "slots": ("Sequences that can be decoded together.", slots),
+            "slots_taken": ("Sequences being decoded.", active),
+            "places": ("Former name of armd_slots.", slots),
+            "places_taken": ("Former name of armd_slots_taken.", active),
             "waiting": ("Texts in the queue.", waiting),
         }
         resident = "process_resident_memory_bytes"

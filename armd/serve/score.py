@@ -50,11 +50,11 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
     if (asked.text is None) == (asked.tokens is None):
         raise Refusal(400, "say what to score: a text, or its tokens")
     ids = asked.tokens if asked.tokens is not None else None
-    ids = service.reader.encode(asked.text or "", "text") if ids is None else ids
+    ids = service.tokenizer.encode(asked.text or "", "text") if ids is None else ids
     if not ids:
         raise Refusal(400, "there is nothing to score; send at least one token")
-    if len(ids) > service.reader.max_length:
-        raise Refusal(400, service.reader.too_long(len(ids)), code="context_length_exceeded")
+    if len(ids) > service.tokenizer.max_length:
+        raise Refusal(400, service.tokenizer.too_long(len(ids)), code="context_length_exceeded")
     vocabulary = service.model.config.vocab_size
     if max(ids) >= vocabulary:
         told = f"token {max(ids)} is not one of the vocabulary's {vocabulary}"
@@ -66,7 +66,7 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
         found = log_likelihood(service.model, tokens.to(device), order)[0]
         return found.double().cpu()[order.inverse()].tolist()
 
-    future = asyncio.wrap_future(service.engine.errand(work))
+    future = asyncio.wrap_future(service.engine.run_exclusive(work))
     try:
         logp = await asyncio.wait_for(future, service.limits.timeout)
     except TimeoutError:
@@ -75,7 +75,7 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
     return {
         "log_likelihood": total,
         "tokens": ids,
-        "pieces": [service.reader.piece(token) for token in ids],
+        "pieces": [service.tokenizer.piece(token) for token in ids],
         "logprobs": logp,
         "perplexity": exp(min(-total / len(logp), 700)),
         "order": shape_of(order),
@@ -117,7 +117,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/tokenize", response_model=Tokenized, responses=usual)
     async def tokenize_route(asked: TokenizeRequest) -> Json:
         """A text's tokens."""
-        ids = service.reader.encode(asked.text, "text")
-        return {"tokens": ids, "pieces": [service.reader.piece(token) for token in ids]}
+        ids = service.tokenizer.encode(asked.text, "text")
+        return {"tokens": ids, "pieces": [service.tokenizer.piece(token) for token in ids]}
 
     return router

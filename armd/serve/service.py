@@ -20,8 +20,8 @@ from ..model import order as orders
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..runtime.seeds import seeded
-from .detokenizer import Reader
-from .engine import Engine, Job, Listener, Ticket
+from .detokenizer import ServerTokenizer
+from .engine import Callback, Engine, GenerationRequest, ScheduledRequest
 from .errors import Gone, Refusal
 from .events import Event
 from .schema import Choosing
@@ -34,10 +34,10 @@ Answer = TypeVar("Answer")
 class Limits:
     """What the server takes."""
 
-    places: int = 8
+    slots: int = 8
     """Texts decoded together."""
     queue: int = 64
-    """Texts that may wait for a place."""
+    """Texts that may wait for a slot."""
     max_body: int = 1 << 20
     """Bytes of a request."""
     timeout: float = 120.0
@@ -59,19 +59,19 @@ class Service:
         limits: Limits | None = None,
     ) -> None:
         self.model, self.name, self.limits = model, name, limits or Limits()
-        self.reader = Reader(tokenizer, model.config.max_length)
+        self.tokenizer = ServerTokenizer(tokenizer, model.config.max_length)
         self.created = int(time.time())
         self.parameters = parameters  # of the model as it was before its weights were packed
         self.loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(
             model,
-            places=self.limits.places,
+            slots=self.limits.slots,
             queue=self.limits.queue,
             threads=self.limits.threads,
             deliver=self._deliver,
         ).start()
 
-    def _deliver(self, told: list[tuple[Listener, Event]]) -> None:
+    def _deliver(self, told: list[tuple[Callback, Event]]) -> None:
         """From the engine's thread to the server's."""
         loop = self.loop
         if loop is not None and not loop.is_closed():
@@ -82,7 +82,7 @@ class Service:
     ) -> Course:
         """The text as the model will write it; `words` seed a random order."""
         if len(tokens) > self.model.config.max_length:
-            raise Refusal(400, self.reader.too_long(len(tokens)), code="context_length_exceeded")
+            raise Refusal(400, self.tokenizer.too_long(len(tokens)), code="context_length_exceeded")
         blanks = len(known) - sum(known)
         if not blanks:
             raise ArmdError("nothing is blank; leave room for tokens to be written")
@@ -107,17 +107,17 @@ class Service:
         seed: int,
         eos: int | None,
         rivals: int = 0,
-    ) -> "Hearing":
+    ) -> "OutputStream":
         """Have texts written, text i from the i-th generator of the seed, as armd.generate does
         with rows."""
-        hearing = Hearing(self.engine)
+        outputs = OutputStream(self.engine)
         generators = spread(torch.Generator().manual_seed(seed), len(courses))
         jobs = [
-            Job(
+            GenerationRequest(
                 course,
                 self.sampling(asked),
                 generator,
-                hearing.listener(index),
+                outputs.callback(index),
                 eos=eos,
                 rivals=rivals,
                 deadline=time.monotonic() + self.limits.timeout,
@@ -125,8 +125,8 @@ class Service:
             for index, (course, generator) in enumerate(zip(courses, generators, strict=True))
         ]
         # the engine starts when this thread has said what it has to say, and not in between
-        hearing.tickets = self.engine.submit(jobs, later=asyncio.get_running_loop().call_soon)
-        return hearing
+        outputs.scheduled = self.engine.submit(jobs, later=asyncio.get_running_loop().call_soon)
+        return outputs
 
     def is_ours(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -134,37 +134,37 @@ class Service:
             raise Refusal(404, message, param="model", code="model_not_found")
 
 
-class Hearing:
+class OutputStream:
     """What the engine tells about the texts of one request, as it comes."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.heard: list[tuple[int, Event]] = []
+        self.events: list[tuple[int, Event]] = []
         self.some = asyncio.Event()
-        self.tickets: list[Ticket] = []
+        self.scheduled: list[ScheduledRequest] = []
 
-    def listener(self, index: int) -> Listener:
+    def callback(self, index: int) -> Callback:
         def hear(event: Event) -> None:
-            self.heard.append((index, event))
+            self.events.append((index, event))
             self.some.set()
 
         return hear
 
-    def leave(self, index: int | None = None) -> None:
-        """Nobody needs text `index` any more, or all of them: their places become free."""
-        self.engine.cancel(self.tickets if index is None else [self.tickets[index]])
+    def cancel(self, index: int | None = None) -> None:
+        """Nobody needs text `index` any more, or all of them: their slots become free."""
+        self.engine.cancel(self.scheduled if index is None else [self.scheduled[index]])
 
-    async def more(self) -> list[tuple[int, Event]]:
-        """What came since the last time; whoever asks knows which texts have ended."""
+    async def next_events(self) -> list[tuple[int, Event]]:
+        """What arrived since the last time; whoever asks knows which texts have ended."""
         await self.some.wait()
         self.some.clear()
-        heard, self.heard = self.heard, []
-        return heard
+        events, self.events = self.events, []
+        return events
 
 
-def _tell(told: list[tuple[Listener, Event]]) -> None:
-    for listener, event in told:
-        listener(event)
+def _tell(told: list[tuple[Callback, Event]]) -> None:
+    for callback, event in told:
+        callback(event)
 
 
 def any_seed(seed: int | None) -> int:

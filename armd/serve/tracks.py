@@ -15,7 +15,7 @@ from ..generation.sampling import NO_NUMBERS, Sampling, draw
 from ..generation.state import check, uniforms
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
-from .events import Landed, Rival
+from .events import TokenOutput, TopLogprob
 
 
 class Track:
@@ -64,19 +64,19 @@ class Track:
             self.seen[0, tokens] = True
         self.line.go(self.step + 1)
 
-    def take(self, logits: Float[Tensor, "n v"], first: int) -> "Landing":
+    def take(self, logits: Float[Tensor, "n v"], first: int) -> "StepResult":
         """What the last step drew, from the rows of the logits from `first` on, with its rivals if
         any were asked for."""
         line, known = self.line, self.course.known
         if line.told.broken:
             return ArmdError(NO_NUMBERS)
         wanted = line.last
-        rivals: list[tuple[Rival, ...]] = [()] * len(wanted)
+        rivals: list[tuple[TopLogprob, ...]] = [()] * len(wanted)
         if self.rivals:
-            rivals = _rivals(logits[first : first + len(wanted)], self.rivals)
+            rivals = _top_logprobs(logits[first : first + len(wanted)], self.rivals)
         landed = tuple(
             [
-                Landed(position, line.tokens[position], line.logp[position], others)
+                TokenOutput(position, line.tokens[position], line.logp[position], others)
                 for position, others in zip(wanted, rivals, strict=True)
                 if not known[position]
             ]
@@ -85,7 +85,7 @@ class Track:
             self.ended = self._over(landed, self.eos)
         return landed
 
-    def _over(self, landed: tuple[Landed, ...], eos: int) -> bool:
+    def _over(self, landed: tuple[TokenOutput, ...], eos: int) -> bool:
         """An EOS of its own is there, and everything before it."""
         for one in landed:
             self.written[one.position] = True
@@ -103,18 +103,18 @@ def check_course(model: ArmdLM, course: Course) -> None:
         check(model, course.canvas())  # which has the words for it
 
 
-Landing = tuple[Landed, ...] | Exception
+StepResult = tuple[TokenOutput, ...] | Exception
 """What is new of a text; or why there is nothing, which is no fault of the others."""
 
 
-def step_together(model: ArmdLM, pen: Pen | None, tracks: list[Track]) -> list[Landing]:
+def step_together(model: ArmdLM, pen: Pen | None, tracks: list[Track]) -> list[StepResult]:
     """One pass for all, but for long prompts, which pass on their own, and a draw for each. Returns
     what is new, track by track."""
     short = [track for track in tracks if track.line.rows <= FEW]
     if pen is None or not all(track.sampling.choice for track in short):
         short = []
     rest = tracks if not short else [track for track in tracks if track not in short]
-    landed: dict[Track, Landing] = {}
+    landed: dict[Track, StepResult] = {}
     if pen and short:
         landed |= zip(short, _written(pen, short), strict=True)
     if rest:
@@ -122,7 +122,7 @@ def step_together(model: ArmdLM, pen: Pen | None, tracks: list[Track]) -> list[L
     return [landed[track] for track in tracks]
 
 
-def _written(pen: Pen, tracks: list[Track]) -> list[Landing]:
+def _written(pen: Pen, tracks: list[Track]) -> list[StepResult]:
     starts = accumulate((track.line.wanted for track in tracks[:-1]), initial=0)
     firsts, logits = list(starts), pen.write([track.line for track in tracks])
     return [track.take(logits, first) for track, first in zip(tracks, firsts, strict=True)]
@@ -178,7 +178,7 @@ def _placing(limits: Limits, device: torch.device) -> Placing:
     )
 
 
-def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> Landing:
+def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> StepResult:
     course, step = track.course, track.step
     chances = track.line.uniform[course.ends[step] : course.ends[step + 1]]
     given = [course.tokens[p] if course.known[p] else -1 for p in track.line.next]
@@ -192,12 +192,12 @@ def _drawn(track: Track, logits: Float[Tensor, "k v"]) -> Landing:
     return track.take(logits, 0)
 
 
-def _rivals(logits: Float[Tensor, "k v"], count: int) -> list[tuple[Rival, ...]]:
+def _top_logprobs(logits: Float[Tensor, "k v"], count: int) -> list[tuple[TopLogprob, ...]]:
     """The most probable tokens of each row."""
     logp = logits.double().log_softmax(-1)
     best = logp.topk(min(count, logp.shape[1]), -1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [tuple(map(Rival, tokens, values)) for tokens, values in pairs]
+    return [tuple(map(TopLogprob, tokens, values)) for tokens, values in pairs]
 
 
 def _table(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "1 n"]:
