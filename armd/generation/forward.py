@@ -15,8 +15,9 @@ import torch
 from ..model.modeling_armd import ArmdLM
 from ..model.prefix import append_to_state, prefix_sums_in_blocks
 from ..model.shapes import Float, Int, Tensor
-from ..native.library import PartRows, addresses, library
+from ..native.library import library
 from ..native.packed import FastLM
+from ..native.structs import ForwardInput, row_pointers
 from .kv_cache import Cache, Entry, Mark, Placing
 from .ragged_layers import FEW, Crossing
 
@@ -70,10 +71,10 @@ def _decoded(model: FastLM, parts: Sequence[Part]) -> list[Tensor]:
     out = context.new_empty(len(query_at), context.shape[1])
     entered = [_enter(part) for part in parts]
     texts = [text for rows in entered for text in rows.texts]
-    told = (PartRows * len(texts))(*texts)
+    told = (ForwardInput * len(texts))(*texts)
     given = (tables.code, tables.turn, context, context_at, query_at, out)
     where = (tensor.data_ptr() for tensor in given)
-    if library().decode_pass(byref(model.address()), told, len(texts), *where):
+    if library().forward_pass(byref(model.address()), told, len(texts), *where):
         raise MemoryError("no memory for a decoding pass")
     final = zip(out.split([part.query_position.numel() for part in parts]), parts, strict=True)
     return [rows.view(*part.query_position.shape, -1) for rows, part in final]
@@ -100,7 +101,7 @@ def _enter(part: Part) -> Entered:
         low, high = (placing.context_slot, limit), (placing.query_slot, placing.query_limit)
         tables[2:] = [table.contiguous() for table in (placing.strict_limit, *low, *high)]
     counts = (m, k, old.context, cache.mark.context, old.query, cache.mark.query, cache.spare)
-    each = zip(cache.places, *(addresses(table, batch) for table in tables), strict=True)
+    each = zip(cache.places, *(row_pointers(table, batch) for table in tables), strict=True)
     return Entered([(k.address, v.address, *at, *counts) for (k, v), *at in each], tables)
 
 

@@ -15,7 +15,7 @@ import torch
 from ..model.layers import attention, bool_mask, turns
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Bool, Float, Int, Tensor
-from ..native.library import Places, Text, addresses
+from ..native.structs import PointerTable, SequenceRowsFields, row_pointers
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Cache:
         return self.keys[0].shape[1] - 1
 
     @cached_property
-    def places(self) -> list[tuple[Places, Places]]:
+    def places(self) -> list[tuple[PointerTable, PointerTable]]:
         """Where layer.c finds each text's keys and values, layer by layer."""
         batch = self.keys[0].shape[0]
-        sides = ([addresses(s, batch) for s in side] for side in (self.keys, self.values))
-        keys, values = ([Places(*of_text) for of_text in zip(*s, strict=True)] for s in sides)
+        sides = ([row_pointers(s, batch) for s in side] for side in (self.keys, self.values))
+        keys, values = ([PointerTable(*of_text) for of_text in zip(*s, strict=True)] for s in sides)
         return list(zip(keys, values, strict=True))
 
     def __getstate__(self) -> dict[str, object]:
@@ -152,15 +152,17 @@ class Entry:
         mask = "all" if self.mask is None else self.mask[:, :, -query.shape[1] :]
         return attention(query, keys, values, mask).flatten(0, 1)
 
-    def texts(self, first: int) -> list[Text]:
+    def texts(self, first: int) -> list[SequenceRowsFields]:
         """The same for layer `first` and those behind it, text by text, as layer.c is told it."""
         size = (self.rows, self.own, self.start, self.count)
         places = zip(self.cache.places, self._tables, strict=True)
-        return [(k.behind(first), v.behind(first), *tables, *size) for (k, v), tables in places]
+        return [
+            (k.from_layer(first), v.from_layer(first), *tables, *size) for (k, v), tables in places
+        ]
 
     @cached_property
     def _tables(self) -> list[tuple[int | None, int | None]]:
-        slots, limits = (addresses(table, self.batch) for table in self._laid_out)
+        slots, limits = (row_pointers(table, self.batch) for table in self._laid_out)
         return list(zip(slots, limits, strict=True))
 
     @cached_property

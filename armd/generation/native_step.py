@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from ctypes import Array, addressof, byref, c_bool, c_double, c_long, c_void_p
 
 from ..model.shapes import Float, Tensor
-from ..native.library import Choice, LineRows, library
+from ..native.library import library
 from ..native.packed import FastLM
+from ..native.structs import NativeSampling, NativeSequence
 from .decode_plan import Course, first_limits
 from .kv_cache import Cache
 
@@ -19,7 +20,7 @@ class Line:
         cache: Cache,
         course: Course,
         uniform: list[float],
-        choice: tuple[float, float, float, int] | None,
+        choice: tuple[float, float, float, int, float] | None,
         *,
         row: int = 0,
     ) -> None:
@@ -32,11 +33,14 @@ class Line:
         tables = (limits.strict, limits.context + limits.strict, limits.query)
         self.tables = [*map(_longs, tables)]
         keys, values = cache.places[row]
-        own = (self.position, self.ends, self.uniform, self.known, self.tokens, self.logp)
-        self.told = LineRows(
+        self.rank = _longs([0] * n)
+        for index, at in enumerate(course.position):
+            self.rank[at] = index
+        own = (self.position, self.rank, self.ends, self.uniform, self.known)
+        self.told = NativeSequence(
             *(keys.address, values.address, None),
-            *map(addressof, (*own, *self.tables)),
-            *(Choice(*(choice or (1.0, 0.0, 0.0, 0))), cache.spare),
+            *map(addressof, (*own, self.tokens, self.logp, *self.tables)),
+            *(None, NativeSampling(*(choice or (1.0, 0.0, 0.0, 0, 1.0))), cache.spare),
         )
         self.address, self.step = addressof(self.told), 0
         self.grow()
@@ -68,7 +72,7 @@ class Line:
 
     def grow(self) -> None:
         """From the state that its cache has now; strokes let it grow in place."""
-        self.told.state = self.cache.mark.state[self.row].data_ptr()
+        self.told.prefix_state = self.cache.mark.state[self.row].data_ptr()
 
     def go(self, step: int) -> None:
         """On to a step, whoever drew the one before."""
@@ -83,7 +87,7 @@ class Pen:
         self.network, self.like = model.address(), model.bos
         self.outputs, self.held = model.config.vocab_size, (cache.code, cache.turn)
         self.tables = [table.data_ptr() for table in self.held]
-        self.stroke = library().stroke
+        self.stroke = library().decode_step
 
     def write(self, lines: Sequence[Line]) -> Float[Tensor, "n v"]:
         """Each line a step further. Returns the logits that were drawn from, line by line."""

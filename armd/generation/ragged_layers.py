@@ -9,8 +9,8 @@ import torch
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
-from ..native.library import Text
 from ..native.packed import FastLayer, through
+from ..native.structs import SequenceRowsFields
 from .kv_cache import Entry
 
 FEW = 128
@@ -94,6 +94,6 @@ class Crossing:
         seen = [entry.attend(index, part) for entry, part in parts]
         return (seen[0] if len(seen) == 1 else torch.cat(seen))[None]
 
-    def texts(self, first: int) -> list[Text]:
+    def texts(self, first: int) -> list[SequenceRowsFields]:
         """The same from layer `first` on, as layer.c is told it."""
         return [text for entry in self.entries for text in entry.texts(first)]

@@ -12,6 +12,7 @@ import torch
 from ..errors import ArmdError
 from ..model.shapes import Bool, Float, Int, Tensor
 from ..native import library as native
+from ..native.structs import NativeSampling
 
 NO_NUMBERS = "the model's logits are no numbers; its weights are damaged, or its training diverged"
 
@@ -49,11 +50,11 @@ class Sampling:
             )
 
     @cached_property
-    def choice(self) -> tuple[float, float, float, int] | None:
-        """As sample.c is told it: a native.Choice. None if it needs to know what a text has."""
+    def choice(self) -> tuple[float, float, float, int, float] | None:
+        """As sample.c is told it: a NativeSampling. None if it needs to know what a text has."""
         if self.repetition_penalty != 1:
             return None
-        return (self.temperature, self.top_p or 0.0, self.min_p or 0.0, self.top_k or 0)
+        return (self.temperature, self.top_p or 0.0, self.min_p or 0.0, self.top_k or 0, 1.0)
 
     @property
     def filters(self) -> bool:
@@ -106,7 +107,7 @@ def _natively(logits: Tensor, sampling: Sampling) -> bool:
 def _draw_natively(
     logits: Float[Tensor, "b m v"],
     uniform: Float[Tensor, "b m"],
-    choice: tuple[float, float, float, int] | None,
+    choice: tuple[float, float, float, int, float] | None,
     given: Int[Tensor, "b m"] | None,
 ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
     batch, m, vocabulary = logits.shape
@@ -115,9 +116,9 @@ def _draw_natively(
     token = torch.empty(batch, m, dtype=torch.long)
     logp = torch.empty(batch, m, dtype=torch.float64)
     rows = batch * m
-    failed = native.library().draw_rows(
+    failed = native.library().sample_rows(
         *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
-        *((native.Choice * rows)(*[choice] * rows), rows, vocabulary),
+        *((NativeSampling * rows)(*[choice] * rows), rows, vocabulary),
         *(token.data_ptr(), logp.data_ptr()),
     )
     if failed:

@@ -1,6 +1,6 @@
-/* Attention of a text's few rows over its cache, chunk by chunk of 32 slots: keys and values are read
- * once, in order, for all rows and heads, and the chunks' sums are put together in the end. What a
- * row gets does not depend on the rows beside it. */
+/* Attention of the few rows of a sequence over its KV cache, in chunks of 32 slots: keys and values
+ * are read once, in order, for all rows and heads; the sums of the chunks are combined at the end.
+ * The result of a row does not depend on the rows beside it. */
 #include "gemm.h"
 #include <math.h>
 #include <string.h>
@@ -19,11 +19,11 @@ INLINE vec larger(vec a, vec b) {
     return (vec)(((ints)a & first) | ((ints)b & ~first));
 }
 
-/* e^x, to about float's precision, for x cut to -87..88. */
+/* e^x, to about float's precision; x is clamped to -87..88. */
 INLINE vec exponential(vec x) {
     const vec zero = {0};
     x = -larger(-larger(x, zero - 87), zero - 88);
-    const vec shifted = x * 1.44269504f + 12582912.0f; /* its low bits: x / ln 2, rounded */
+    const vec shifted = x * 1.44269504f + 12582912.0f; /* low bits: x / ln 2, rounded */
     const vec n = shifted - 12582912.0f, r = x - n * 0.693359375f - n * -2.12194440e-4f;
     vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -38,7 +38,7 @@ INLINE float sum(vec x) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-/* The sums of eight vectors, one in each place. */
+/* The sums of eight vectors, one in each lane. */
 INLINE vec sums(const vec x[8]) {
     vec pair[4], four[2];
     for (int i = 0; i < 4; i++)
@@ -51,14 +51,14 @@ INLINE vec sums(const vec x[8]) {
            SHUFFLE(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-/* Scores of one chunk of a text, (rows, heads, CHUNK): eight keys at a time against all rows. The
- * values will be wanted next, so they are fetched meanwhile. */
+/* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows. The
+ * values are needed next, so they are prefetched here. */
 INLINE void score(const float *query, const float *keys, const float *values, long rows, long heads,
                   const long width, long slots, float *scores) {
     const float scale = 1 / sqrtf(width);
     for (long s = 0; s < slots; s += 8)
         for (long h = 0; h < heads; h++) {
-            const float *key[8]; /* past the last slot it stands in for those that are not there */
+            const float *key[8]; /* past the last slot: the last slot again */
             for (long j = 0; j < 8; j++) {
                 const long at = ((s + j < slots ? s + j : slots - 1) * heads + h) * width;
                 key[j] = keys + at;
@@ -74,10 +74,10 @@ INLINE void score(const float *query, const float *keys, const float *values, lo
         }
 }
 
-/* From one row's scores of one head: the largest, the sum of weights, and of weighted values. */
-INLINE void weigh(float *score, const float *value, long seen, long step, const long width,
+/* For one row and head: the largest score, the sum of weights, and the sum of weighted values. */
+INLINE void weigh(float *score, const float *value, long visible, long stride, const long width,
                   float *part) {
-    for (long s = seen; s < CHUNK; s++) score[s] = -INFINITY;
+    for (long s = visible; s < CHUNK; s++) score[s] = -INFINITY;
     vec most = *(vec *)score, total = {0};
     for (long s = 8; s < CHUNK; s += 8) most = larger(most, *(vec *)(score + s));
     most = larger(most, SHUFFLE(most, most, 4, 5, 6, 7, 0, 1, 2, 3));
@@ -85,40 +85,40 @@ INLINE void weigh(float *score, const float *value, long seen, long step, const 
     most = larger(most, SHUFFLE(most, most, 1, 0, 3, 2, 5, 4, 7, 6));
     for (long s = 0; s < CHUNK; s += 8)
         *(vec *)(score + s) = exponential(*(vec *)(score + s) - most);
-    for (long s = seen; s < CHUNK; s++) score[s] = 0;
+    for (long s = visible; s < CHUNK; s++) score[s] = 0;
     for (long s = 0; s < CHUNK; s += 8) total += *(vec *)(score + s);
     for (long i = 0; i < width; i += 64) {
         vec out[8] = {{0}};
         const long blocks = width - i < 64 ? (width - i) / 8 : 8;
-        for (long s = 0; s < seen; s++)
+        for (long s = 0; s < visible; s++)
             for (long j = 0; j < blocks; j++)
-                out[j] += score[s] * *(vec *)(value + s * step + i + j * 8);
+                out[j] += score[s] * *(vec *)(value + s * stride + i + j * 8);
         for (long j = 0; j < blocks; j++) *(vec *)(part + 2 + i + j * 8) = out[j];
     }
     part[0] = most[0];
     part[1] = sum(total);
 }
 
-/* One chunk of a text, from slot `first` on: (rows, heads, 2 + width) into `parts`. */
+/* One chunk of a cache of `length` slots, from slot `first` on: (rows, heads, 2 + width) to `parts`. */
 INLINE void attend(const float *query, const float *keys, const float *values, long rows, long heads,
-                   const long width, long first, long count, const long *limit, float *scores,
+                   const long width, long first, long length, const long *visible, float *scores,
                    float *parts) {
-    const long slots = count - first < CHUNK ? count - first : CHUNK, step = heads * width;
-    keys += first * step, values += first * step;
+    const long slots = length - first < CHUNK ? length - first : CHUNK, stride = heads * width;
+    keys += first * stride, values += first * stride;
     score(query, keys, values, rows, heads, width, slots, scores);
     for (long h = 0; h < heads; h++)
         for (long r = 0; r < rows; r++) {
-            const long left = (limit ? limit[r] : count) - first, cell = r * heads + h;
+            const long left = (visible ? visible[r] : length) - first, cell = r * heads + h;
             float *part = parts + cell * (2 + width);
             part[0] = -INFINITY;
             if (left > 0)
-                weigh(scores + cell * CHUNK, values + h * width, left < slots ? left : slots, step,
+                weigh(scores + cell * CHUNK, values + h * width, left < slots ? left : slots, stride,
                       width, part);
         }
 }
 
-/* Put one row's chunks of one head together; they are `stride` apart. */
-static void gather(const float *parts, long chunks, long stride, long width, float *out) {
+/* Combine the chunks of one row and head; they are `stride` floats apart. */
+static void combine(const float *parts, long chunks, long stride, long width, float *out) {
     float most = -INFINITY, total = 0;
     for (long c = 0; c < chunks; c++)
         most = parts[c * stride] > most ? parts[c * stride] : most;

@@ -1,131 +1,134 @@
-/* A whole decoding pass, from the rows of what was just drawn to the rows that predict what comes
- * next: prefix sums, the two-stream layers, those above, the last norm. Nothing in it needs Python,
- * so that other threads have it meanwhile. */
+/* A whole forward pass of a decode step: prefix aggregation, the two-stream layers, the layers above,
+ * the final norm. One call, which needs neither Python nor its lock. */
 #include "forward.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { COLUMNS = 64 }; /* of a prefix state, for one thread at a time */
+enum { COLUMNS = 64 }; /* of a prefix state, the unit of work of a thread */
 
-/* state += code_j x_j for rows from..to, then what the query rows first..last sum up, for the columns
- * at..at + wide. */
-static void sum_up(const part *t, const float *state, const float *code, long codes,
-                   const long *context_at, const long *query_at, const float *x, long d, long from,
-                   long to, long first, long last, long at, long wide, float *out) {
+/* new state = state + code_j x_j for context rows from..to; then add the sums of query rows
+ * first..last to `out`. Only the columns at..at + width. */
+static void add_rows(const forward_input *s, const float *state, const float *code, long codes,
+                     const long *context_at, const long *query_at, const float *x, long d, long from,
+                     long to, long first, long last, long at, long width, float *out) {
     for (long c = 0; c < codes; c++) {
         float sums[COLUMNS];
-        memcpy(sums, state + c * d + at, sizeof(float) * wide);
+        memcpy(sums, state + c * d + at, sizeof(float) * width);
         for (long j = from; j < to; j++) {
-            if (t->low_slot && t->low_slot[j] == t->spare) continue;
+            if (s->low_slot && s->low_slot[j] == s->padding_slot) continue;
             const float weight = code[context_at[j] * codes + c], *row = x + j * d + at;
-            for (long i = 0; i < wide; i++) sums[i] += weight * row[i];
+            for (long i = 0; i < width; i++) sums[i] += weight * row[i];
         }
-        memcpy(t->grown + c * d + at, sums, sizeof(float) * wide);
+        memcpy(s->new_prefix_state + c * d + at, sums, sizeof(float) * width);
         for (long k = first; k < last; k++) {
             const float weight = code[query_at[k] * codes + c];
             float *row = out + k * d + at;
-            for (long i = 0; i < wide; i++) row[i] += weight * sums[i];
+            for (long i = 0; i < width; i++) row[i] += weight * sums[i];
         }
     }
 }
 
-/* All query rows of a text. When it begins, they may sum up unlike numbers of its rows; those with
- * equal numbers go together. Later all of them sum up all rows. */
-static void aggregate(const part *t, const float *code, long codes, const long *context_at,
+/* Prefix sums of all query rows of a sequence. In its first pass they may sum over unlike numbers of
+ * context rows, and those with equal numbers go together. Later all sum over all rows. */
+static void aggregate(const forward_input *s, const float *code, long codes, const long *context_at,
                       const long *query_at, const float *x, long d, long at, float *out) {
-    const long wide = d - at < COLUMNS ? d - at : COLUMNS;
-    const float *state = t->state;
+    const long width = d - at < COLUMNS ? d - at : COLUMNS;
+    const float *state = s->prefix_state;
     long row = 0, k = 0;
-    while (k < t->asked || row < t->own) {
-        long last = k, upto = t->own;
-        if (k < t->asked && t->strict && t->low_start == 0) {
-            upto = t->strict[k];
-            while (last < t->asked && t->strict[last] == upto) last++;
+    while (k < s->n_query || row < s->n_context) {
+        long last = k, to = s->n_context;
+        if (k < s->n_query && s->strict && s->low_start == 0) {
+            to = s->strict[k];
+            while (last < s->n_query && s->strict[last] == to) last++;
         } else
-            last = t->asked;
-        sum_up(t, state, code, codes, context_at, query_at, x, d, row, upto, k, last, at, wide, out);
-        state = t->grown, row = upto, k = last;
+            last = s->n_query;
+        add_rows(s, state, code, codes, context_at, query_at, x, d, row, to, k, last, at, width, out);
+        state = s->new_prefix_state, row = to, k = last;
     }
 }
 
 typedef struct {
-    long *context, *query, *row; /* where the rows of a text start, of each kind and of both */
-    text *low, *high;
+    long *context, *query, *row; /* index of each sequence's first row: context, query, both */
+    sequence_rows *low, *high;
 } layout;
 
-static int lay_out(layout *l, const part *parts, long count, long *context, long *query) {
-    l->context = malloc(count * (3 * sizeof(long) + 2 * sizeof(text)));
+static int make_layout(layout *l, const forward_input *inputs, long count, long *context,
+                       long *query) {
+    l->context = malloc(count * (3 * sizeof(long) + 2 * sizeof(sequence_rows)));
     if (!l->context) return -1;
     l->query = l->context + count, l->row = l->query + count;
-    l->low = (text *)(l->row + count), l->high = l->low + count;
+    l->low = (sequence_rows *)(l->row + count), l->high = l->low + count;
     *context = *query = 0;
     for (long i = 0; i < count; i++) {
-        const part *t = parts + i;
+        const forward_input *s = inputs + i;
         l->context[i] = *context, l->query[i] = *query, l->row[i] = *context + *query;
-        *context += t->own, *query += t->asked;
-        l->low[i] = (text){t->keys, t->values, t->low_slot, t->low_limit, t->own + t->asked, t->own,
-                           t->low_start, t->low_count};
-        l->high[i] = (text){t->keys, t->values, t->high_slot, t->high_limit, t->asked, t->asked,
-                            t->high_start, t->high_count};
+        *context += s->n_context, *query += s->n_query;
+        l->low[i] = (sequence_rows){s->keys, s->values, s->low_slot, s->low_limit,
+                                    s->n_context + s->n_query, s->n_context, s->low_start,
+                                    s->low_length};
+        l->high[i] = (sequence_rows){s->keys, s->values, s->high_slot, s->high_limit, s->n_query,
+                                     s->n_query, s->high_start, s->high_length};
     }
     return 0;
 }
 
-/* Context rows (all, d) and positions of both kinds, part by part; codes and turns of every position.
- * Into `out`, (query rows, d), go the final query rows. -1 if there is no memory. */
-int decode_pass(const network *net, const part *parts, long count, const float *code,
-                const float *turn, const float *context, const long *context_at,
-                const long *query_at, float *out) {
+/* context (all context rows, d) and the positions of both kinds of rows, sequence by sequence; code
+ * and rope are tables of all positions. `out`, (query rows, d), gets the final query rows. -1 if
+ * there is no memory. */
+int forward_pass(const network *net, const forward_input *inputs, long count, const float *code,
+                 const float *rope, const float *context, const long *context_at,
+                 const long *query_at, float *out) {
     const long d = net->layers->query.depth, width = d / net->layers->heads;
     const long chunks = (d + COLUMNS - 1) / COLUMNS;
-    long own, asked;
+    long n_context, n_query;
     layout l;
-    if (lay_out(&l, parts, count, &own, &asked)) return -1;
-    const long rows = own + asked, above = net->depth - net->two_stream;
-    float *first = malloc(sizeof(float) * (rows + asked) * (d + width)), *middle, *turns, *high;
+    if (make_layout(&l, inputs, count, &n_context, &n_query)) return -1;
+    const long rows = n_context + n_query, above = net->depth - net->two_stream;
+    float *first = malloc(sizeof(float) * (rows + n_query) * (d + width)), *middle, *low, *high;
     if (!first) {
         free(l.context);
         return -1;
     }
-    middle = first + rows * d, turns = middle + asked * d, high = turns + rows * width;
-    memset(middle, 0, sizeof(float) * asked * d);
+    middle = first + rows * d, low = middle + n_query * d, high = low + rows * width;
+    memset(middle, 0, sizeof(float) * n_query * d);
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (long i = 0; i < count * chunks; i++) {
-            const long t = i / chunks;
-            aggregate(parts + t, code, net->codes, context_at + l.context[t], query_at + l.query[t],
-                      context + l.context[t] * d, d, i % chunks * COLUMNS, middle + l.query[t] * d);
+            const long s = i / chunks;
+            aggregate(inputs + s, code, net->codes, context_at + l.context[s], query_at + l.query[s],
+                      context + l.context[s] * d, d, i % chunks * COLUMNS, middle + l.query[s] * d);
         }
 #pragma omp for schedule(static)
         for (long i = 0; i < count; i++) {
-            const part *t = parts + i;
-            const long *at = context_at + l.context[i], *wanted = query_at + l.query[i];
-            memcpy(first + l.row[i] * d, context + l.context[i] * d, sizeof(float) * t->own * d);
-            for (long j = 0; j < t->own; j++)
-                memcpy(turns + (l.row[i] + j) * width, turn + at[j] * width, sizeof(float) * width);
-            for (long k = 0; k < t->asked; k++) {
+            const forward_input *s = inputs + i;
+            const long *at = context_at + l.context[i], *to = query_at + l.query[i];
+            memcpy(first + l.row[i] * d, context + l.context[i] * d,
+                   sizeof(float) * s->n_context * d);
+            for (long j = 0; j < s->n_context; j++)
+                memcpy(low + (l.row[i] + j) * width, rope + at[j] * width, sizeof(float) * width);
+            for (long k = 0; k < s->n_query; k++) {
                 float *sum = middle + (l.query[i] + k) * d;
-                const long row = l.row[i] + t->own + k;
+                const long row = l.row[i] + s->n_context + k;
                 if (net->mean)
-                    for (long c = 0; c < d; c++) sum[c] /= t->strict ? t->strict[k] : t->low_count;
+                    for (long c = 0; c < d; c++) sum[c] /= s->strict ? s->strict[k] : s->low_length;
                 rms_norm(sum, net->query_norm, net->epsilon, d, first + row * d);
-                memcpy(turns + row * width, turn + wanted[k] * width, sizeof(float) * width);
-                memcpy(high + (l.query[i] + k) * width, turn + wanted[k] * width,
-                       sizeof(float) * width);
+                memcpy(low + row * width, rope + to[k] * width, sizeof(float) * width);
+                memcpy(high + (l.query[i] + k) * width, rope + to[k] * width, sizeof(float) * width);
             }
         }
     }
     const float *last = middle;
-    int failed = layers_pass(net->layers, net->two_stream, l.low, count, 1, first, turns, middle);
+    int failed = run_layers(net->layers, net->two_stream, l.low, count, 1, first, low, middle);
     if (!failed && above) {
         for (long i = 0; i < count; i++)
             l.high[i].keys += net->two_stream, l.high[i].values += net->two_stream;
         last = first;
-        failed = layers_pass(net->layers + net->two_stream, above, l.high, count, 0, middle, high,
-                             first);
+        failed = run_layers(net->layers + net->two_stream, above, l.high, count, 0, middle, high,
+                            first);
     }
-    for (long i = 0; i < asked; i++) rms_norm(last + i * d, net->norm, net->epsilon, d, out + i * d);
+    for (long i = 0; i < n_query; i++)
+        rms_norm(last + i * d, net->norm, net->epsilon, d, out + i * d);
     free(first);
     free(l.context);
     return failed;

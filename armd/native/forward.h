@@ -1,4 +1,4 @@
-/* What forward.c takes: the weights of a model, and a text's part in a pass. */
+/* Types of forward.c: the weights of a model, and the input of one sequence to a forward pass. */
 #include "layer.h"
 
 typedef struct {
@@ -12,18 +12,19 @@ typedef struct {
     matrix head;
 } network;
 
-/* A text's part in the pass: `own` context rows, then `asked` query rows. */
+/* The rows of one sequence: `n_context` context rows, then `n_query` query rows. "low" are the
+ * two-stream layers, which cache context rows; "high" the layers above, which cache query rows. */
 typedef struct {
     float *const *keys, *const *values;
-    const float *state; /* (codes, d): sums over the rows before, and with these */
-    float *grown;
-    const long *strict;                /* (asked): how many rows each sums up, or NULL: all */
-    const long *low_slot, *low_limit;  /* as in `text`, of the two-stream layers */
-    const long *high_slot, *high_limit; /* and of those above */
-    long own, asked, low_start, low_count, high_start, high_count;
-    long spare; /* a row with this slot is no row */
-} part;
+    const float *prefix_state; /* (codes, d): sums over the context rows before these */
+    float *new_prefix_state;   /* the same with these; may be the same memory */
+    const long *strict;        /* (n_query): how many context rows each sums over, or NULL: all */
+    const long *low_slot, *low_limit;   /* slot_mapping and visible of the low layers */
+    const long *high_slot, *high_limit; /* and of the high layers */
+    long n_context, n_query, low_start, low_length, high_start, high_length;
+    long padding_slot; /* a row with this slot is padding */
+} forward_input;
 
-int decode_pass(const network *net, const part *parts, long count, const float *code,
-                const float *turn, const float *context, const long *context_at,
-                const long *query_at, float *out);
+int forward_pass(const network *net, const forward_input *inputs, long count, const float *code,
+                 const float *rope, const float *context, const long *context_at,
+                 const long *query_at, float *out);

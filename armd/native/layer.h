@@ -1,4 +1,4 @@
-/* What layer.c takes: the weights of a layer, and the rows of a text. */
+/* Types of layer.c: the weights of a transformer layer, and the rows of a sequence in a pass. */
 #pragma once
 #include "gemm.h"
 
@@ -9,15 +9,17 @@ typedef struct {
     float epsilon;
 } layer;
 
-/* A text's rows of this pass: the first `own` leave keys and values in its cache, all see it. */
+/* The rows of one sequence: the first n_kv write keys and values to its KV cache, then all rows
+ * attend to the cache. */
 typedef struct {
     float *const *keys, *const *values; /* of each layer: (slots, heads, width) */
-    const long *slot;                   /* (own): where its keys go, or NULL: from `start` on */
-    const long *limit;                  /* (rows): how many slots each row sees, or NULL: `count` */
-    long rows, own, start, count;
-    long row, kept, up, chunk, cell; /* how many of these the texts before it have: set there */
-} text;
+    const long *slot_mapping; /* (n_kv): cache slot of each row, or NULL: from `start` on */
+    const long *visible;      /* (n_rows): how many slots each row attends to, or NULL: `length` */
+    long n_rows, n_kv, start, length;
+    /* offsets of this sequence in the buffers of the pass; run_layers sets them */
+    long first_row, first_kv, first_out, first_chunk, first_cell;
+} sequence_rows;
 
-int layers_pass(const layer *layers, long depth, const text *texts, long count, int last,
-                const float *rows, const float *turn, float *out);
+int run_layers(const layer *layers, long depth, const sequence_rows *sequences, long count,
+               int queries_only, const float *rows, const float *rope, float *out);
 void rms_norm(const float *x, const float *weight, float epsilon, long width, float *out);

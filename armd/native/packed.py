@@ -20,7 +20,8 @@ from ..errors import ArmdError
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM, CausalLayer, LastTwoStreamLayer, TwoStreamLayer
 from ..model.shapes import Float, Tensor
-from .library import LayerWeights, Matrix, NetworkWeights, Text, TextRows, library
+from .library import library
+from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
 
 WEIGHTS = ("plain", "fp32", "int8")
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
@@ -106,7 +107,7 @@ def through(
     layers: Sequence[FastLayer],
     rows: Float[Tensor, "1 n d"],
     turn: Float[Tensor, "1 n half 2"],
-    texts: Sequence[Text],
+    texts: Sequence[SequenceRowsFields],
     *,
     last: bool = False,
 ) -> Float[Tensor, "1 k d"]:
@@ -116,11 +117,11 @@ def through(
     rows, turn = rows.contiguous(), turn.contiguous()
     left = sum(text[5] for text in texts) if last else 0
     out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
-    told = (TextRows * len(texts))(*texts)
+    told = (SequenceRows * len(texts))(*texts)
     ends = (tensor.data_ptr() for tensor in (rows, turn, out))
     parts = [part for layer in layers for part in layer.parts()]
     weights = addressed(layers[0], parts, lambda: addresses_of(layers))
-    if library().layers_pass(weights, len(layers), told, len(texts), last, *ends):
+    if library().run_layers(weights, len(layers), told, len(texts), last, *ends):
         raise MemoryError("no memory for a decoding pass")
     return out
 

@@ -1,6 +1,6 @@
-/* A token for each row of logits, in float64: one number in [0, 1) against the cumulative sum of the
- * probabilities, which is never written down. Blocks are summed first, then the one block in which
- * the number falls is walked through. */
+/* Sample a token from each row of logits, in float64: the first token whose cumulative probability
+ * exceeds a number in [0, 1). The cumulative sum is never stored: blocks are summed first, then only
+ * the block that contains the number is scanned. */
 #include "sample.h"
 #include <math.h>
 #include <stdint.h>
@@ -55,7 +55,7 @@ static float largest(const float *x, long count) {
 }
 
 /* The first token whose cumulative weight exceeds uniform * total; never one of weight 0. */
-static long find(const float *logits, long count, double most, double rate, double uniform,
+static long invert(const float *logits, long count, double most, double rate, double uniform,
                  const double *sums) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
     double total = 0, before = 0, weights[BLOCK];
@@ -72,10 +72,12 @@ static long find(const float *logits, long count, double most, double rate, doub
     return token;
 }
 
-/* 1 / temperature, but finite: inf times 0 would be no number. */
-static double rate_of(const choice *c) { return fmin(1 / c->temperature, 1e300); }
+/* 1 / temperature, but finite: inf times 0 would be NaN. */
+static double rate_of(const sampling *c) { return fmin(1 / c->temperature, 1e300); }
 
-static int filters(const choice *c) { return c->temperature > 0 && (c->top_k || c->top_p || c->min_p); }
+static int filters(const sampling *c) {
+    return c->temperature > 0 && (c->top_k || c->top_p || c->min_p);
+}
 
 /* Weights in (0, 1] fall into buckets by size, the largest first: 16 for each power of two, the last
  * for all that is tiny. Only the one bucket in which a filter ends has to be sorted. */
@@ -95,15 +97,15 @@ typedef struct {
     long token;
 } item;
 
-/* The larger first; of equal ones the lower token. */
+/* The larger weight first; of equal ones the lower token. */
 static int by_size(const void *a, const void *b) {
     const item *x = a, *y = b;
     if (x->weight != y->weight) return x->weight < y->weight ? 1 : -1;
     return x->token < y->token ? -1 : 1;
 }
 
-/* The last item that stays when the `most` largest do, and of these only as many as it takes to hold
- * `share` of their weight; off at 0. Items need room for all. */
+/* The last item that is kept by top-k (`most` items) and top-p (as many of the largest items as it
+ * takes to hold `share` of the weight); 0 turns each off. `items` has room for all. */
 static item last_kept(const double *weights, long count, long most, double share, item *items) {
     long number[BUCKETS] = {0};
     double mass[BUCKETS] = {0}, before = 0, total = 0;
@@ -132,25 +134,25 @@ static item last_kept(const double *weights, long count, long most, double share
     return last;
 }
 
-static int stays(double weight, long token, item last) {
+static int is_kept(double weight, long token, item last) {
     return weight > last.weight || (weight == last.weight && token <= last.token);
 }
 
-/* One token of those that the filters leave. `weights` and `items` are room for all of them. */
-static long filtered(const float *logits, long count, double most, const choice *c, double uniform,
-                     double *weights, item *items) {
+/* Sample among the tokens that the filters keep. `weights` and `items` have room for all tokens. */
+static long sample_filtered(const float *logits, long count, double most, const sampling *c,
+                            double uniform, double *weights, item *items) {
     for (long start = 0; start < count; start += BLOCK) {
         const long left = count - start;
         weigh(logits + start, left < BLOCK ? left : BLOCK, most, rate_of(c), weights + start);
     }
-    /* top-p takes its share of what top-k leaves */
-    for (int turn = 0; turn < 2; turn++) {
-        const long top_k = turn ? 0 : c->top_k;
-        const double top_p = turn ? c->top_p : 0;
+    /* top-p counts the weight that top-k keeps */
+    for (int pass = 0; pass < 2; pass++) {
+        const long top_k = pass ? 0 : c->top_k;
+        const double top_p = pass ? c->top_p : 0;
         if (!top_k && !top_p) continue;
         const item last = last_kept(weights, count, top_k, top_p, items);
         for (long i = 0; i < count; i++)
-            if (!stays(weights[i], i, last)) weights[i] = 0;
+            if (!is_kept(weights[i], i, last)) weights[i] = 0;
     }
     double total = 0, before = 0;
     for (long i = 0; i < count; i++) {
@@ -172,11 +174,11 @@ static long first_largest(const float *logits, long count, float most) {
     return 0;
 }
 
-/* logits (rows, count), uniform and choices (rows); given[r] >= 0 is a token to be taken, given may be
- * NULL. logp is the token's at temperature 1. The token of a row whose logits are no numbers is -1. -1 if
- * there is no memory. */
-int draw_rows(const float *logits, const double *uniform, const long *given, const choice *choices,
-              long rows, long count, long *token, double *logp) {
+/* logits (rows, count), uniform and samplings (rows); given[r] >= 0 is a token to be taken; given may
+ * be NULL. logp is the log-probability of the token at temperature 1. The token of a row whose logits
+ * are NaN or infinite is -1. Returns -1 if there is no memory. */
+int sample_rows(const float *logits, const double *uniform, const long *given,
+                const sampling *samplings, long rows, long count, long *token, double *logp) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
     double *sums = malloc(sizeof(double) * rows * (2 * blocks + 1));
     if (!sums) return -1;
@@ -200,14 +202,14 @@ int draw_rows(const float *logits, const double *uniform, const long *given, con
             const long size = left < BLOCK ? left : BLOCK;
             const float *part = logits + r * count + start;
             sums[i] = plain[i] = weigh(part, size, most[r], 1, NULL);
-            const choice *c = choices + r;
+            const sampling *c = samplings + r;
             if (c->temperature > 0 && c->temperature != 1 && !filters(c))
                 sums[i] = weigh(part, size, most[r], rate_of(c), NULL);
         }
 #pragma omp for schedule(static)
         for (long r = 0; r < rows; r++) {
             const float *row = logits + r * count;
-            const choice *c = choices + r;
+            const sampling *c = samplings + r;
             double total = 0;
             for (long b = 0; b < blocks; b++) total += plain[r * blocks + b];
             if (!isfinite(total) || !isfinite(most[r])) {
@@ -221,13 +223,13 @@ int draw_rows(const float *logits, const double *uniform, const long *given, con
             else if (filters(c)) {
                 double *weights = malloc((sizeof(double) + sizeof(item)) * count);
                 if (weights)
-                    token[r] = filtered(row, count, most[r], c, uniform[r], weights,
+                    token[r] = sample_filtered(row, count, most[r], c, uniform[r], weights,
                                         (item *)(weights + count));
                 else
                     token[r] = 0, failed = -1;
                 free(weights);
             } else
-                token[r] = find(row, count, most[r], rate_of(c), uniform[r], sums + r * blocks);
+                token[r] = invert(row, count, most[r], rate_of(c), uniform[r], sums + r * blocks);
             logp[r] = row[token[r]] - most[r] - log(total);
         }
     }

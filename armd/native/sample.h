@@ -1,11 +1,12 @@
-/* What sample.c is asked. */
+/* Types of sample.c. */
 #pragma once
 
-/* How a row's token is chosen. Temperature 0 takes the largest; a filter of 0 is off. */
+/* Sampling parameters. Temperature 0 takes the largest logit; a filter of 0 is off. */
 typedef struct {
     double temperature, top_p, min_p;
     long top_k;
-} choice;
+    double repetition_penalty; /* applied to tokens that the sequence has; 1 is off */
+} sampling;
 
-int draw_rows(const float *logits, const double *uniform, const long *given, const choice *choices,
-              long rows, long count, long *token, double *logp);
+int sample_rows(const float *logits, const double *uniform, const long *given,
+                const sampling *samplings, long rows, long count, long *token, double *logp);

@@ -1,0 +1,143 @@
+"""ctypes mirrors of the structures in the C headers, and the signatures of the C functions."""
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
+from typing import Any
+
+from torch import Tensor
+
+
+class Matrix(ctypes.Structure):
+    """`matrix` of gemm.h."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scale", c_void_p),
+        ("depth", c_long),
+        ("outputs", c_long),
+    )
+
+
+class LayerWeights(ctypes.Structure):
+    """`layer` of layer.h."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("query", Matrix),
+        ("key_value", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("heads", c_long),
+        ("epsilon", c_float),
+    )
+
+
+class SequenceRows(ctypes.Structure):
+    """`sequence_rows` of layer.h; layer.c sets the last five fields in a copy of its own."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "slot_mapping", "visible")),
+        *((name, c_long) for name in ("n_rows", "n_kv", "start", "length")),
+        *((name, c_long) for name in ("first_row", "first_kv", "first_out")),
+        *((name, c_long) for name in ("first_chunk", "first_cell")),
+    )
+
+
+SequenceRowsFields = tuple[int, int, int | None, int | None, int, int, int, int]
+"""The fields of SequenceRows that Python fills in."""
+
+
+class NetworkWeights(ctypes.Structure):
+    """`network` of forward.h."""
+
+    _fields_ = (
+        ("layers", POINTER(LayerWeights)),
+        ("two_stream", c_long),
+        ("depth", c_long),
+        ("query_norm", c_void_p),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+        ("codes", c_long),
+        ("mean", c_int),
+        ("embedding", c_void_p),
+        ("bos", c_void_p),
+        ("head", Matrix),
+    )
+
+
+class ForwardInput(ctypes.Structure):
+    """`forward_input` of forward.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "prefix_state", "new_prefix_state")),
+        *((name, c_void_p) for name in ("strict", "low_slot", "low_limit")),
+        *((name, c_void_p) for name in ("high_slot", "high_limit")),
+        *((name, c_long) for name in ("n_context", "n_query", "low_start", "low_length")),
+        *((name, c_long) for name in ("high_start", "high_length", "padding_slot")),
+    )
+
+
+class NativeSampling(ctypes.Structure):
+    """`sampling` of sample.h."""
+
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("top_k", c_long),
+        ("repetition_penalty", c_double),
+    )
+
+
+class NativeSequence(ctypes.Structure):
+    """`sequence` of decode_step.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "prefix_state", "position", "rank")),
+        *((name, c_void_p) for name in ("step_ends", "uniform", "known", "tokens", "logp")),
+        *((name, c_void_p) for name in ("strict", "low_limit", "high_limit", "seen")),
+        ("sampling", NativeSampling),
+        *((name, c_long) for name in ("padding_slot", "step", "broken")),
+    )
+
+
+class PointerTable:
+    """Pointers, one a layer, in an array that C can read."""
+
+    def __init__(self, *pointers: int | None) -> None:
+        self.array = (c_void_p * len(pointers))(*pointers)
+        self.address = ctypes.addressof(self.array)
+
+    def from_layer(self, first: int) -> int:
+        """Address of the part of the array that starts at layer `first`."""
+        return self.address + first * ctypes.sizeof(c_void_p)
+
+
+def row_pointers(table: Tensor | None, count: int) -> list[int | None]:
+    """Address of each of the first `count` rows of a table; None for each without a table."""
+    if table is None:
+        return [None] * count
+    stride = table.stride(0) * table.element_size()
+    return [table.data_ptr() + i * stride for i in range(count)]
+
+
+def declare(library: Any) -> Any:
+    """Give the functions of the loaded library their argument and result types."""
+    pointer = c_void_p
+    library.skinny_product.argtypes = [POINTER(Matrix), pointer, pointer, c_long]
+    library.skinny_product.restype = None
+    layers, sequences = [POINTER(LayerWeights), c_long], [POINTER(SequenceRows), c_long]
+    library.run_layers.argtypes = [*layers, *sequences, c_int, *[pointer] * 3]
+    library.run_layers.restype = c_int
+    inputs = [POINTER(ForwardInput), c_long]
+    library.forward_pass.argtypes = [POINTER(NetworkWeights), *inputs, *[pointer] * 6]
+    library.forward_pass.restype = c_int
+    rows = [pointer, pointer, pointer, POINTER(NativeSampling)]
+    library.sample_rows.argtypes = [*rows, c_long, c_long, pointer, pointer]
+    library.sample_rows.restype = c_int
+    sequences = [pointer, c_long]
+    library.decode_step.argtypes = [POINTER(NetworkWeights), *sequences, *[pointer] * 3]
+    library.decode_step.restype = c_int
+    return library
