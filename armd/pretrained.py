@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .baselines import model_class
 from .errors import ArmdError
+from .runtime.device import find_device
 
 if TYPE_CHECKING:
-    import torch
-
     from .data.tokenizer import TextTokenizer
 
 OURS = ("armd", "armd-baseline")
@@ -58,23 +57,6 @@ def saved_kind(folder: Path) -> tuple[str, str]:
         raise ArmdError(
             f"{folder / 'config.json'} is damaged or names no model_type; copy or export it again"
         ) from None
-
-
-def find_device(name: str | None) -> torch.device:
-    """The device of that name, if it is here; None is the GPU of this process, or the CPU."""
-    import torch
-
-    from .runtime.processes import device_here
-
-    name = device_here(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ArmdError(
-            f"no device '{name}' here; use cpu, or cuda:N on a machine with it"
-        ) from None
-    return device
 
 
 def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTokenizer:

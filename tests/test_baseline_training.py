@@ -35,7 +35,7 @@ from armd.train.export import best_checkpoint  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.presets import preset, with_model  # noqa: E402
 from armd.train.recipe import Recipe  # noqa: E402
-from armd.train.trainer import Batch, Outcome, Trainer  # noqa: E402
+from armd.train.trainer import Batch, StepMetrics, Trainer  # noqa: E402
 
 GIVEN = ["--data", "d", "--out", "o"]
 DIFFUSION = [name for name in MODELS if not knows_orders(name)]
@@ -149,14 +149,14 @@ def test_cut_off_and_resumed_equals_uninterrupted(
     """What a rival draws follows from seed and step alone, too."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(small("mdlm", data, whole))
-    learn = Trainer.learn
+    train_step = Trainer.train_step
 
-    def cut_off(self: Trainer, batch: Batch, **options: Any) -> Outcome:
+    def cut_off(self: Trainer, batch: Batch, **options: Any) -> StepMetrics:
         if batch.step == 8:
             raise Cut
-        return learn(self, batch, **options)
+        return train_step(self, batch, **options)
 
-    monkeypatch.setattr(Trainer, "learn", cut_off)
+    monkeypatch.setattr(Trainer, "train_step", cut_off)
     with pytest.raises(Cut):
         train(small("mdlm", data, cut))
     monkeypatch.undo()

@@ -11,7 +11,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from armd import order as orders  # noqa: E402
-from armd.train.curriculum import Stage, blanks, orders_of, rho, seed_of, stage  # noqa: E402
+from armd.runtime.seeds import seed_of  # noqa: E402
+from armd.train.curriculum import Stage, blanks, orders_of, rho, stage  # noqa: E402
 from armd.train.presets import PRESETS, preset  # noqa: E402
 from armd.train.recipe import Curriculum  # noqa: E402
 

@@ -165,10 +165,12 @@ def test_with_no_whole_checkpoint_left_the_run_does_not_start_over(
     for step in steps_in(out / "checkpoints"):
         flip(out / "checkpoints" / f"step-{step:08d}" / "state-00000.safetensors")
     with pytest.warns(UserWarning), pytest.raises(ArmdError, match="start over"):
+        from armd.runtime.processes import ProcessGroup
         from armd.train.checkpoint import Checkpoints
-        from armd.train.distributed import Group
 
-        Checkpoints(out / "checkpoints", keep=2, group=Group(0, 1, torch.device("cpu"))).newest()
+        Checkpoints(
+            out / "checkpoints", keep=2, group=ProcessGroup(0, 1, torch.device("cpu"))
+        ).newest()
 
 
 def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(

@@ -11,11 +11,12 @@ import torch
 
 from ..data.dataset import open_dataset
 from ..model.order import left_to_right
+from ..runtime.device import find_device
+from ..runtime.processes import ProcessGroup
 from ..train.checkpoint import Checkpoints
 from ..train.curriculum import Stage
-from ..train.distributed import Group, find_device
 from ..train.recipe import Recipe
-from ..train.trainer import Batch, Part, Trainer, load_batch
+from ..train.trainer import Batch, MicroBatch, Trainer, load_batch
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ def loop_overhead(recipe: Recipe, *, steps: int = 30, warmup: int = 3) -> Overhe
     """Time the loop's step (load the texts, draw their orders, learn, clip, check) against forward,
     backward and optimizer step on the very same batch, one after the other."""
     recipe = replace(recipe, out=recipe.out or "none")
-    group, dataset = Group(0, 1, find_device(recipe.machine.device)), open_dataset(recipe.data)
+    group, dataset = (
+        ProcessGroup(0, 1, find_device(recipe.machine.device)),
+        open_dataset(recipe.data),
+    )
     split = dataset.split("train")
     with torch.random.fork_rng([]):
         ours, theirs = (Trainer(recipe, group, dataset.vocab_size) for _ in range(2))
@@ -43,7 +47,7 @@ def loop_overhead(recipe: Recipe, *, steps: int = 30, warmup: int = 3) -> Overhe
             held = load_batch(recipe, split, group, step)
 
             def in_loop(step: int = step) -> None:
-                ours.learn(load_batch(recipe, split, group, step))
+                ours.train_step(load_batch(recipe, split, group, step))
 
             def alone(held: Batch = held) -> None:
                 bare_step(theirs, held)
@@ -90,17 +94,17 @@ class Stall:
 
 def checkpoint_stall(recipe: Recipe, vocab_size: int, batch: Batch) -> Stall:
     """Time a step, a checkpoint, and the step during which it is written."""
-    group = Group(0, 1, find_device(recipe.machine.device))
+    group = ProcessGroup(0, 1, find_device(recipe.machine.device))
     with torch.random.fork_rng([]), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(replace(recipe, out=folder), group, vocab_size)
         checkpoints = Checkpoints(Path(folder), keep=1, group=group)
-        trainer.learn(batch)
+        trainer.train_step(batch)
         marks = [time.perf_counter()]
-        trainer.learn(batch)
+        trainer.train_step(batch)
         marks.append(time.perf_counter())
         checkpoints.save({"step": 2, "heldout": None}, trainer.state(), lambda _: None)
         marks.append(time.perf_counter())
-        trainer.learn(batch)
+        trainer.train_step(batch)
         marks.append(time.perf_counter())
         checkpoints.wait()
         marks.append(time.perf_counter())
@@ -134,7 +138,7 @@ def report_loop(data: str, *, steps: int = 30) -> dict[str, dict[str, float]]:
     small = replace(small, optimizer=one, machine=replace(small.machine, micro_batch=1))
     length, vocab_size = small.network.length, 50257
     tokens = torch.randint(vocab_size, (1, length))
-    part = Part(tokens, tokens, left_to_right(length), length)
+    part = MicroBatch(tokens, tokens, left_to_right(length), length)
     batch = Batch(0, Stage("shuffled", 0), [part], length)
     stall = checkpoint_stall(small, vocab_size, batch)
     figures["checkpoint at small"] = asdict(stall)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
     from ..generation.sampling import Sampling
     from ..model.modeling_armd import ArmdLM
-    from ..runtime.processes import Ranks
+    from ..runtime.processes import ProcessGroup
 
 MATCHED = 16  # texts over which --match-entropy takes its mean
 
@@ -40,7 +40,7 @@ class Written:
 
 def generate(job: Writing) -> dict[str, Any]:
     """Write text: continue prompts, or fill the blanks of a template."""
-    from ..runtime.processes import joined
+    from ..runtime.processes import process_group
 
     check(job)
     sampling = sampling_of(job)
@@ -48,7 +48,7 @@ def generate(job: Writing) -> dict[str, Any]:
     requests = requested(job, model, tokenizer)
     # bad orders and stream numbers are found before anything is written
     canvas_of(requests[:1], order=job.order, streams=job.streams, seed=job.seed)
-    with joined() as ranks:
+    with process_group() as ranks:
         sampling = ranks.from_first(
             matched(job, model, tokenizer, sampling, requests) if ranks.first else None
         )
@@ -156,7 +156,7 @@ def write_all(
     tokenizer: TextTokenizer,
     sampling: Sampling,
     requests: list[Request],
-    ranks: Ranks,
+    ranks: ProcessGroup,
 ) -> dict[str, Any]:
     """Every request, shared over the processes; the figures, complete in the first of them."""
     from ..eval.entropy import mean_entropy

@@ -108,11 +108,10 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     import torch
 
     from ..pretrained import load_model, load_tokenizer
-    from ..runtime.processes import device_here
 
     if job.threads:
         torch.set_num_threads(job.threads)
-    model = load_model(job.model, device=device_here(job.device))
+    model = load_model(job.model, device=job.device)
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     diffuses = not knows_orders(name_of(model.config))
     check_diffusion(job, name_of(model.config) if diffuses else None)

@@ -15,7 +15,7 @@ from .terminal_view import coloured, live
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
-    from ..runtime.processes import Ranks
+    from ..runtime.processes import ProcessGroup
     from .generate import Written
     from .generate_inputs import Request
     from .generate_options import Writing
@@ -26,7 +26,7 @@ class Records:
     each writes a file of its own, and the first puts them together in the end."""
 
     def __init__(
-        self, job: Writing, settings: dict[str, Any], tokenizer: TextTokenizer, ranks: Ranks
+        self, job: Writing, settings: dict[str, Any], tokenizer: TextTokenizer, ranks: ProcessGroup
     ) -> None:
         self.job, self.settings, self.tokenizer, self.ranks = job, settings, tokenizer, ranks
         self.made: list[dict[str, Any]] = []

@@ -98,7 +98,7 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     import torch
     from transformers.utils import logging
 
-    from ..pretrained import find_device
+    from ..runtime.device import find_device
     from .load_model import causal_lm, model_tokenizer
 
     logging.set_verbosity_error()

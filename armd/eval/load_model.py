@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
-from ..pretrained import OURS, TOKENIZER_FILES, find_device, model_folder, saved_kind
+from ..pretrained import OURS, TOKENIZER_FILES, model_folder, saved_kind
+from ..runtime.device import find_device
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
-from ..runtime.processes import Ranks
+from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seeded
 from .padding import filled, in_batches
 from .windows import Protocol, Tally, Window, cut
@@ -171,7 +171,7 @@ def perplexity(
     scoring: Scoring,
     *,
     window: int,
-    ranks: Ranks = Ranks(),  # noqa: B008
+    ranks: ProcessGroup = ProcessGroup(),  # noqa: B008
     report: Any = None,
 ) -> dict[str, Any]:
     """Score a text; everything one needs to know to do it again is in the result."""
@@ -218,7 +218,7 @@ def shared_windows(
     window: int,
     tally: Tally,
     limit: int | None,
-    ranks: Ranks,
+    ranks: ProcessGroup,
 ) -> Iterator[Window]:
     """This process's windows of a text: each reads all of it and scores its share."""
     found = cut(
@@ -254,7 +254,7 @@ def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:
     return figures
 
 
-def together(sums: Sums, ranks: Ranks) -> Sums:
+def together(sums: Sums, ranks: ProcessGroup) -> Sums:
     """The sums of all processes."""
     nll, variance, tight, counted, windows = ranks.total(list(asdict(sums).values()))
     return Sums(nll, variance, tight, int(counted), int(windows))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ..runtime.processes import Ranks, joined
+from ..runtime.processes import ProcessGroup, process_group
 from .perplexity import Scoring, drawn, perplexity
 from .results import progress, read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
@@ -54,7 +54,7 @@ def eval_ppl(
     corpora = find_corpora(data, chosen.splits)
     done = read_results(json, "ppl") if json else []
     made = []
-    with joined() as ranks:
+    with process_group() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         scorer = loaded.scorer()
         length = window or min(1024, scorer.max_length)
@@ -91,7 +91,12 @@ def settings_of(
 
 
 def evaluated(
-    loaded: Loaded, corpus: Corpus, protocol: Protocol, scoring: Scoring, window: int, ranks: Ranks
+    loaded: Loaded,
+    corpus: Corpus,
+    protocol: Protocol,
+    scoring: Scoring,
+    window: int,
+    ranks: ProcessGroup,
 ) -> dict[str, Any]:
     """One data set's figures, with all that is needed to make them again."""
     with progress(corpus.name, shown=ranks.first) as report:

@@ -1,4 +1,5 @@
-"""Sharing work over the processes that torchrun started; alone, each of these does nothing."""
+"""The processes that torchrun started: which one is this, what is its share of the work, and how
+do they exchange numbers? Alone, each of these does nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..model.errors import ArmdError
+
 if TYPE_CHECKING:
     import torch
 
@@ -16,15 +19,46 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessGroup:
     """All processes, seen from one of them."""
 
     rank: int = 0
     world: int = 1
+    on: torch.device | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the group computes and exchanges tensors; the CPU unless it was told."""
+        import torch
+
+        return self.on or torch.device("cpu")
 
     @property
     def first(self) -> bool:
+        """The one process that prints and writes files for all."""
         return self.rank == 0
+
+    def rows(self, batch_size: int) -> range:
+        """This process's rows of a batch."""
+        if batch_size % self.world:
+            raise ArmdError(
+                f"--batch-size {batch_size} does not divide over {self.world} processes; "
+                f"use a multiple of {self.world}"
+            )
+        share = batch_size // self.world
+        return range(self.rank * share, (self.rank + 1) * share)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Added up over all processes, in place; `values` lie on the group's device."""
+        if self.world > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.from_first(None)
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         """What this process does: every world-th item."""
@@ -63,11 +97,11 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: torch.device | None = None) -> Iterator[Ranks]:
+def process_group(device: torch.device | None = None) -> Iterator[ProcessGroup]:
     """The processes torchrun started, or this one alone. They exchange what lies on `device`;
     without one, small things on the CPU alone."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        yield Ranks()
+        yield ProcessGroup(on=device)
         return
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
@@ -86,13 +120,8 @@ def joined(device: torch.device | None = None) -> Iterator[Ranks]:
         device_id=device if cuda else None,
     )
     try:
-        yield Ranks(rank, world)
+        yield ProcessGroup(rank, world, device)
     finally:
         # models that still hold the group must go first: freed after it, gloo may wait for ever
         gc.collect()
         dist.destroy_process_group()
-
-
-def device_here(name: str) -> str:
-    """`cuda` is the GPU of this process."""
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name

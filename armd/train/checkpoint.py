@@ -20,8 +20,9 @@ from safetensors import safe_open
 from ..errors import ArmdError
 from ..model.shapes import Tensor
 from ..runtime.atomic_files import hash_file, sync_folder, write_text
+from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
-from .distributed import Group, first_row, local
+from .distributed import first_row, local
 
 FACTS, SUMS, NEWEST = "facts.json", "sha256.json", "newest.json"
 _PATIENCE = 1800.0
@@ -43,7 +44,7 @@ class Checkpoint:
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.safetensors"))
 
-    def load(self, tensors: Mapping[str, Tensor], group: Group) -> None:
+    def load(self, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
         """Fill the tensors (or this process's shares of them) by name."""
         for name, tensor in tensors.items():
             mine, start = local(tensor), first_row(tensor, group)
@@ -85,7 +86,7 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run."""
 
-    def __init__(self, folder: Path, *, keep: int, group: Group) -> None:
+    def __init__(self, folder: Path, *, keep: int, group: ProcessGroup) -> None:
         self.folder, self.keep, self.group = folder, keep, group
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -138,7 +139,7 @@ class Checkpoints:
     def _guarded(self, facts: dict, copies: dict, rows: dict, then: Callable) -> None:
         aside = self.folder / f".{name_of(facts['step'])}.tmp"
         try:
-            self._write(aside, facts, copies, rows)
+            self._write(aside, copies, rows)
             if self.group.first:
                 done = self._put_in_place(aside, facts)
                 then(done)
@@ -146,7 +147,7 @@ class Checkpoints:
             self.error = error
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _write(self, aside: Path, facts: dict, copies: dict, rows: dict) -> None:
+    def _write(self, aside: Path, copies: dict, rows: dict) -> None:
         aside.mkdir(exist_ok=True)
         # with whole copies everywhere, the first process writes for all
         shared = any(rows.values()) or self.group.first

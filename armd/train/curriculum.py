@@ -1,7 +1,6 @@
 """The curriculum: which order each text is learnt in. Everything follows from (seed, step, row), so
 a run has no state to save here, and any number of processes sees the same orders."""
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,7 @@ import torch
 from ..model import order as orders
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
+from ..runtime.seeds import seed_of
 from .recipe import Curriculum
 
 
@@ -23,12 +23,6 @@ class Stage:
     def __str__(self) -> str:
         names = {"shuffled": "rho", "strided": "S", "masking": "T"}
         return f"{names[self.kind]} {self.amount}" if self.kind in names else self.kind
-
-
-def seed_of(*parts: int | str) -> int:
-    """A seed for torch from numbers that name a draw: the same on every machine and every run."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def rho(curriculum: Curriculum, step: int) -> int:

@@ -29,9 +29,9 @@ def inspect_batch(
         width: Characters of text to show.
     """
     from ..data.dataset import open_dataset
-    from ..data.sampler import batch
-    from .curriculum import orders_of, stage
+    from .curriculum import stage
     from .run_folder import read_recipe
+    from .trainer import load_rows
 
     recipe = read_recipe(run)
     dataset, size = open_dataset(data or recipe.data), recipe.optimizer.batch_size
@@ -39,16 +39,9 @@ def inspect_batch(
     if not 0 <= first < end <= size or step < 0:
         raise ArmdError(f"--rows must lie between 0 and {size}, and --step at 0 or above")
     mine = range(first, end)
-    tokens, scored = batch(
-        dataset.split("train"),
-        length=recipe.network.length,
-        batch_size=size,
-        seed=recipe.seed,
-        step=step,
-        rows=mine,
-    )
     now = stage(recipe.curriculum, seed=recipe.seed, step=step)
-    order = orders_of(now, seed=recipe.seed, step=step, rows=mine, scored=scored).rows(len(mine))
+    loaded = load_rows(recipe, dataset.split("train"), now, step, mine)
+    tokens, scored, order = loaded.tokens, loaded.labels >= 0, loaded.order.rows(len(mine))
     losses = row_losses(run, tokens, scored, order) if scores else None
     print(f"step {step}: {now}, {int(scored.sum())} scored tokens in {len(mine)} rows")
     tokenizer = dataset.tokenizer()

@@ -18,14 +18,16 @@ import torch
 
 from ..data.dataset import Dataset, open_dataset
 from ..errors import ArmdError
+from ..runtime.device import find_device
 from ..runtime.memory import keep_freed_memory
+from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoint, Checkpoints
-from .distributed import Group, joined, unwrapped
+from .distributed import unwrapped
 from .export import EXPORT, export, exported_step
-from .progress_view import Figures, View
+from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
 from .run_folder import Metrics, open_run
-from .trainer import Batch, Trainer, load_batch, rate
+from .trainer import Batch, Trainer, learning_rate_at, load_batch
 from .validation import fixed_batches, heldout_losses, kinds_for
 
 
@@ -58,7 +60,7 @@ def train(recipe: Recipe) -> Path:
     recipe.check()
     dataset = open_dataset(recipe.data)
     keep_freed_memory()
-    with joined(recipe.machine.device) as group, Stop() as stop:
+    with process_group(find_device(recipe.machine.device)) as group, Stop() as stop:
         if group.first:
             open_run(recipe, dataset)
         group.wait()
@@ -73,7 +75,7 @@ def train(recipe: Recipe) -> Path:
 
 
 @contextlib.contextmanager
-def _quiet_warnings(group: Group) -> Iterator[None]:
+def _quiet_warnings(group: ProcessGroup) -> Iterator[None]:
     """Our own warnings as one line each, from the first process."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **_: Any) -> None:
@@ -88,7 +90,7 @@ def _quiet_warnings(group: Group) -> Iterator[None]:
 class Run:
     """A run that goes on from its newest whole checkpoint."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, group: Group) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset, group: ProcessGroup) -> None:
         self.recipe, self.dataset, self.group = recipe, dataset, group
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
@@ -116,7 +118,9 @@ class Run:
 
     def go(self, stop: Stop) -> int:
         """Train to the end, or until asked to stop; returns the signal that asked, or 0."""
-        view = View(self.recipe.preset, start=self.step, total=self.total, shown=self.group.first)
+        view = ProgressView(
+            self.recipe.preset, start=self.step, total=self.total, shown=self.group.first
+        )
         if self.step:
             view.say(f"going on from step {self.step} of {self.total}")
         try:
@@ -140,22 +144,22 @@ class Run:
             view.say(f"done: {self.total} steps; the model is in {self.folder / EXPORT}")
         return number
 
-    def _loop(self, stop: Stop, view: View) -> int:
+    def _loop(self, stop: Stop, view: ProgressView) -> int:
         every = self.recipe.report
         busy, tokens = 0.0, 0
         for batch in self._batches():
             began = time.perf_counter()
-            out = self.trainer.learn(batch, stop=stop.signal)
+            out = self.trainer.train_step(batch, stop=stop.signal)
             busy, tokens = busy + time.perf_counter() - began, tokens + int(self.trainer.scored)
             self.step += 1
             self.checkpoints.raise_error()
             last = self.step == self.total
             if due(self.step, every.log_every) or last:
-                now = Figures(
+                now = StepReport(
                     step=self.step,
                     loss=out.loss,
                     stage=str(batch.stage),
-                    learning_rate=rate(self.recipe.optimizer, batch.step, self.total),
+                    learning_rate=learning_rate_at(self.recipe.optimizer, batch.step, self.total),
                     grad_norm=out.grad_norm,
                     tokens_per_second=tokens / busy,
                 )
@@ -164,7 +168,7 @@ class Run:
                 view.report(now)
             score = self._validate(view) if due(self.step, every.validate_every) or last else None
             if due(self.step, every.sample_every):
-                self._sample(view)
+                self._sample()
             if due(self.step, every.checkpoint_every) or last or out.stop:
                 self._save(score)
             if out.stop:
@@ -186,10 +190,10 @@ class Run:
                 ahead = pool.submit(load_batch, *args, step + 1) if step + 1 < self.total else None
                 yield now.result()
 
-    def _validate(self, view: View) -> float | None:
+    def _validate(self, view: ProgressView) -> float | None:
         if not self.heldout:
             return None
-        with self.trainer.averaged():
+        with self.trainer.ema_weights():
             losses = heldout_losses(
                 self.trainer.model,
                 self.heldout,
@@ -225,13 +229,13 @@ class Run:
         config = self.recipe.config(self.dataset.vocab_size)
         export(checkpoint, config, self.dataset.folder / "tokenizer", self.folder / EXPORT)
 
-    def _sample(self, view: View) -> None:
+    def _sample(self) -> None:
         """A text or two in RUN/samples. A model in shares cannot write: use its export."""
         if not self.group.first or self.recipe.machine.parallel == "fsdp2":
             return
         from .sample_texts import sample_texts
 
-        with self.trainer.averaged():
+        with self.trainer.ema_weights():
             text = sample_texts(
                 unwrapped(self.trainer.model), self.dataset, seed=self.recipe.seed, step=self.step
             )

@@ -19,7 +19,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
-class Figures:
+class StepReport:
     """One step, as reported."""
 
     step: int
@@ -49,7 +49,7 @@ def sparkline(values: list[float], width: int = 60) -> str:
     return "".join(_BARS[int((value - low) * scale)] for value in values)
 
 
-class View:
+class ProgressView:
     """Prints a run's progress. Silent on all processes but the first."""
 
     def __init__(self, name: str, *, start: int, total: int, shown: bool) -> None:
@@ -66,7 +66,7 @@ class View:
         spent = time.monotonic() - self.began
         return spent / max(1, step - self.start) * (self.total - step)
 
-    def report(self, now: Figures) -> None:
+    def report(self, now: StepReport) -> None:
         if not self.shown:
             return
         self.losses.append(now.loss)
@@ -97,7 +97,7 @@ class View:
         if self.live is not None:
             self.live.stop()
 
-    def _panel(self, now: Figures) -> Panel:
+    def _panel(self, now: StepReport) -> Panel:
         table = Table.grid(padding=(0, 2))
         cells: list[tuple[str, Any]] = [
             ("loss", f"{now.loss:.4f}"),

@@ -7,7 +7,7 @@ import torch
 from ..baselines import name_of
 from ..baselines.base import Baseline
 from ..data.dataset import Dataset
-from .curriculum import seed_of
+from ..runtime.seeds import seed_of
 
 
 def sample_texts(

@@ -1,5 +1,5 @@
 """One step of learning: the batch of a step, the loss, its gradient, AdamW. The run around it, with
-its reports and checkpoints, is in train.py."""
+its reports and checkpoints, is in loop.py."""
 
 import contextlib
 import math
@@ -18,14 +18,16 @@ from ..errors import ArmdError
 from ..model.order import Order
 from ..model.shapes import Int, Tensor
 from ..pretrained import model_folder
+from ..runtime.processes import ProcessGroup
+from ..runtime.seeds import seed_of
 from .checkpoint import Checkpoint
-from .curriculum import Stage, orders_of, seed_of, stage
-from .distributed import Group, gradients_shared, local, spread, unwrapped, whole
+from .curriculum import Stage, orders_of, stage
+from .distributed import gradients_shared, local, unwrapped, whole, wrap_model
 from .recipe import Optimizer, Recipe
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """What a device works on at a time."""
 
     tokens: Int[Tensor, "b n"]
@@ -40,12 +42,12 @@ class Batch:
 
     step: int
     stage: Stage
-    parts: list[Part]
+    parts: list[MicroBatch]
     scored: int
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepMetrics:
     """What all processes together learnt in a step."""
 
     loss: float
@@ -54,29 +56,34 @@ class Outcome:
     """The largest signal number that any process was asked to stop with; 0 for none."""
 
 
-def load_batch(recipe: Recipe, split: Split, group: Group, step: int) -> Batch:
+def load_batch(recipe: Recipe, split: Split, group: ProcessGroup, step: int) -> Batch:
     """The texts and orders of `step`, which follow from the seed and the step alone."""
-    mine, size = group.rows(recipe.optimizer.batch_size), recipe.optimizer.batch_size
+    mine = group.rows(recipe.optimizer.batch_size)
     now = stage(recipe.curriculum, seed=recipe.seed, step=step)
     count = -(-len(mine) // recipe.machine.micro_batch)
     parts = []
     for index in range(count):
         rows = mine[index * len(mine) // count : (index + 1) * len(mine) // count]
-        tokens, scored = batch(
-            split,
-            length=recipe.network.length,
-            batch_size=size,
-            seed=recipe.seed,
-            step=step,
-            rows=rows,
-        )
-        order = orders_of(now, seed=recipe.seed, step=step, rows=rows, scored=scored)
-        labels = tokens.masked_fill(~scored, -100)
-        parts.append(Part(tokens, labels, order, int(scored.sum())))
+        parts.append(load_rows(recipe, split, now, step, rows))
     return Batch(step, now, parts, sum(part.scored for part in parts))
 
 
-def rate(optimizer: Optimizer, step: int, total: int) -> float:
+def load_rows(recipe: Recipe, split: Split, now: Stage, step: int, rows: range) -> MicroBatch:
+    """Some rows of the global batch of `step`."""
+    tokens, scored = batch(
+        split,
+        length=recipe.network.length,
+        batch_size=recipe.optimizer.batch_size,
+        seed=recipe.seed,
+        step=step,
+        rows=rows,
+    )
+    order = orders_of(now, seed=recipe.seed, step=step, rows=rows, scored=scored)
+    labels = tokens.masked_fill(~scored, -100)
+    return MicroBatch(tokens, labels, order, int(scored.sum()))
+
+
+def learning_rate_at(optimizer: Optimizer, step: int, total: int) -> float:
     """The learning rate of a step: a linear climb, then constant or a cosine down to its end."""
     o = optimizer
     climb = min(1.0, (step + 1) / max(1, o.warmup))
@@ -122,9 +129,9 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
 class Trainer:
     """A model that learns."""
 
-    def __init__(self, recipe: Recipe, group: Group, vocab_size: int) -> None:
+    def __init__(self, recipe: Recipe, group: ProcessGroup, vocab_size: int) -> None:
         self.recipe, self.group = recipe, group
-        self.model = spread(
+        self.model = wrap_model(
             build_model(recipe, vocab_size, group.device), group, recipe.machine.parallel
         )
         self.weights: dict[str, Tensor] = dict(unwrapped(self.model).named_parameters())
@@ -133,7 +140,7 @@ class Trainer:
         if recipe.optimizer.ema:
             self.average = {name: w.detach().clone() for name, w in self.weights.items()}
 
-    def learn(self, batch: Batch, *, stop: int = 0) -> Outcome:
+    def train_step(self, batch: Batch, *, stop: int = 0) -> StepMetrics:
         """One step. Raises, before any weight changes, if the loss or gradient is not finite."""
         nll = self._gradients(batch)
         world, bad = self.group.world, not math.isfinite(float(nll))
@@ -144,17 +151,17 @@ class Trainer:
         facts[1 + world + self.group.rank] = float(stop)
         loss, *flags = self.group.sum(facts).tolist()
         if any(flags[:world]):
-            self._refuse(batch.step, "loss", flags.index(1.0))
+            self._raise_not_finite(batch.step, "loss", flags.index(1.0))
         norm = self._clip()
         if not math.isfinite(norm):
-            self._refuse(batch.step, "gradient", None)
-        now = rate(self.recipe.optimizer, batch.step, self.recipe.curriculum.total)
+            self._raise_not_finite(batch.step, "gradient", None)
+        now = learning_rate_at(self.recipe.optimizer, batch.step, self.recipe.curriculum.total)
         for group in self.optimizer.param_groups:
             group["lr"] = now
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._follow(batch.step)
-        return Outcome(loss, norm, int(max(flags[world:])))
+        self._update_ema(batch.step)
+        return StepMetrics(loss, norm, int(max(flags[world:])))
 
     def _gradients(self, batch: Batch) -> Tensor:
         """Add up the gradient of the mean over all scored tokens of all processes; returns this
@@ -186,7 +193,7 @@ class Trainer:
             clip_grads_with_norm_(weights, clip, norm)
         return float(norm)
 
-    def _refuse(self, step: int, what: str, rank: int | None) -> None:
+    def _raise_not_finite(self, step: int, what: str, rank: int | None) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         where, rows = "", ""
         if rank is not None:
@@ -199,14 +206,14 @@ class Trainer:
             f"--step {step}{rows}"
         )
 
-    def _follow(self, step: int) -> None:
+    def _update_ema(self, step: int) -> None:
         """Move the averaged weights towards the new ones; faster at first, when those are poor."""
         decay = min(self.recipe.optimizer.ema, (1 + step) / (10 + step))
         for name, average in self.average.items():
             local(average).lerp_(local(self.weights[name].detach()), 1 - decay)
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def ema_weights(self) -> Iterator[None]:
         """Inside, the model has its averaged weights, if it keeps any."""
         self._swap()
         try:

@@ -11,8 +11,9 @@ from ..data.dataset import Split
 from ..data.sampler import heldout_batches
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
-from .curriculum import Stage, orders_of, seed_of
-from .distributed import Group
+from ..runtime.processes import ProcessGroup
+from ..runtime.seeds import seed_of
+from .curriculum import Stage, orders_of
 from .recipe import Recipe
 
 KINDS = {
@@ -53,7 +54,7 @@ def heldout_losses(
     batches: list[tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]],
     kinds: dict[str, Stage],
     *,
-    group: Group,
+    group: ProcessGroup,
     seed: int,
 ) -> dict[str, float]:
     """Nats per scored token for each kind of order; the batches are shared out over processes. A
@@ -76,7 +77,7 @@ def heldout_losses(
 
 
 def _shared(
-    batches: list[tuple[Tensor, Tensor]], kind: Stage, group: Group, seed: int
+    batches: list[tuple[Tensor, Tensor]], kind: Stage, group: ProcessGroup, seed: int
 ) -> Iterator[tuple[int, Tensor, Tensor, Order]]:
     """This process's batches, each with the number of its first row. A process that has none left
     repeats one, unscored, because sharded weights are gathered by all processes together."""
