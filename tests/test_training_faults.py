@@ -111,7 +111,9 @@ def test_killed_while_a_checkpoint_is_written_equals_uninterrupted(
     assert_same(whole, out)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+)
 def test_a_signal_saves_first(
     data: Path, whole: Path, tmp_path: Path, number: int, code: int
 ) -> None:
@@ -277,3 +279,58 @@ def test_averaged_weights_survive_a_kill(data: Path, tmp_path: Path) -> None:
     train(tiny(data, plain))
     assert weights(plain) != weights(tmp_path / "one")
     assert losses(plain) == losses(tmp_path / "one")
+
+
+def test_a_run_has_one_owner(data: Path, whole: Path, tmp_path: Path) -> None:
+    """The second process says who trains there and touches nothing; the first one loses nothing."""
+    recipe, out = tiny(data, tmp_path / "run"), tmp_path / "run"
+    first = start(recipe, slow=0.2)
+    while not losses(out):
+        time.sleep(0.005)
+    with pytest.raises(ArmdError, match=rf"another process \(pid {first.pid} on .*trains in"):
+        train(recipe)
+    first.join(60)
+    assert first.exitcode == 0
+    assert_same(whole, out)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "remove", "empty"])
+def test_metrics_are_as_durable_as_the_weights(
+    data: Path, whole: Path, tmp_path: Path, harm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    file = out / "metrics.jsonl"
+    text = file.read_bytes()
+    if harm == "remove":
+        file.unlink()
+    else:
+        at = len(text) // 2
+        flipped = text[:at] + b"\xff" + text[at + 1 :]
+        file.write_bytes({"cut": text[:at], "flip": flipped, "empty": b""}[harm])
+    train(tiny(data, out))
+    said = capfd.readouterr().err
+    assert "metrics.jsonl was damaged: repaired" in said and len(said.splitlines()) == 1
+    assert file.read_bytes() == text
+    assert_same(whole, out)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": "16"}', '{"step": -1}', "null"])
+def test_a_damaged_newest_json_is_said_and_repaired(
+    data: Path, whole: Path, tmp_path: Path, content: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    newest = out / "checkpoints" / "newest.json"
+    before = newest.read_bytes()
+    newest.write_text(content)
+    train(tiny(data, out))
+    assert "newest.json is damaged" in capfd.readouterr().err
+    assert newest.read_bytes() == before
+    assert_same(whole, out)
+    newest.write_text(content)
+    shutil.rmtree(out / "checkpoints" / "step-00000015", ignore_errors=True)
+    for step in steps_in(out / "checkpoints"):
+        shutil.rmtree(out / "checkpoints" / f"step-{step:08d}")
+    with pytest.raises(ArmdError, match="no whole checkpoint is left"):
+        train(tiny(data, out))

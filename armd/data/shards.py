@@ -2,7 +2,6 @@
 under its name only when it is complete."""
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import sync_folder
+from ..runtime.lock import locked
 
 
 class ShardWriter:
@@ -64,7 +64,7 @@ def complete_folder(final: Path) -> Iterator[Path]:
     lock = final.parent / f".{final.name}.preparing.lock"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, final):
+        with locked(lock, f"is writing {final}", "wait for it"):
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir()
             try:
@@ -73,29 +73,8 @@ def complete_folder(final: Path) -> Iterator[Path]:
                 sync_folder(final.parent)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
-                lock.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ArmdError(f"no space left for {final}; nothing was kept, free some") from None
         reason = error.strerror or str(error)
         raise ArmdError(f"cannot write {final}: {reason} ({error.filename})") from None
-
-
-@contextmanager
-def locked(path: Path, final: Path) -> Iterator[None]:
-    """Hold the lock file, which the system frees even if we are killed."""
-    while True:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise ArmdError(f"another armd prepare is writing {final}; wait for it") from None
-        # Whoever held it before may have removed the file between our open and our lock.
-        if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-            break
-        os.close(handle)
-    try:
-        yield
-    finally:
-        os.close(handle)

@@ -24,10 +24,10 @@ from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
 from .distributed import first_row, local
 
-FACTS, SUMS, NEWEST = "facts.json", "sha256.json", "newest.json"
+FACTS, SUMS, NEWEST, ROWS = "facts.json", "sha256.json", "newest.json", "metrics.jsonl"
 _PATIENCE = 1800.0
 """Seconds to wait for the files of the other processes."""
-_NONE_YET, _NONE_LEFT = -1, -2
+_NONE_YET, _NONE_LEFT, _UNREADABLE = -1, -2, -3
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Checkpoint:
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.safetensors"))
+
+    def metrics(self) -> str | None:
+        """The rows of metrics up to this step; None in a checkpoint of an earlier version."""
+        try:
+            return (self.folder / ROWS).read_text("utf-8")
+        except FileNotFoundError:
+            return None
 
     def load(self, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
         """Fill the tensors (or this process's shares of them) by name."""
@@ -100,17 +107,19 @@ class Checkpoints:
         self,
         facts: dict[str, Any],
         tensors: Mapping[str, Tensor],
+        metrics: str,
         then: Callable[[Checkpoint], None],
     ) -> None:
-        """Copy the tensors and write them in the background; `then` runs on the first process once
-        the checkpoint is in place. Waits for the one before it, if that is not done."""
+        """Copy the tensors and write them in the background, with the rows of metrics that led to
+        them; `then` runs on the first process once the checkpoint is in place. Waits for the one
+        before it, if that is not done."""
         self.wait()
         if (self.folder / name_of(facts["step"])).exists():
             return
         copies = {name: local(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
         rows = {name: first_row(t, self.group) for name, t in tensors.items()}
         self.thread = threading.Thread(
-            target=self._guarded, args=(facts, copies, rows, then), daemon=True
+            target=self._guarded, args=(facts, copies, rows, metrics, then), daemon=True
         )
         self.thread.start()
 
@@ -136,12 +145,12 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def _guarded(self, facts: dict, copies: dict, rows: dict, then: Callable) -> None:
+    def _guarded(self, facts: dict, copies: dict, rows: dict, metrics: str, then: Callable) -> None:
         aside = self.folder / f".{name_of(facts['step'])}.tmp"
         try:
             self._write(aside, copies, rows)
             if self.group.first:
-                done = self._put_in_place(aside, facts)
+                done = self._put_in_place(aside, facts, metrics)
                 then(done)
         except BaseException as error:  # the training loop raises it again
             self.error = error
@@ -158,7 +167,7 @@ class Checkpoints:
         digest = write_tensors(file, tensors, {"first_rows": json.dumps(starts)})
         write_text(aside / f"{number:05d}.sum", json.dumps({file.name: digest}))
 
-    def _put_in_place(self, aside: Path, facts: dict[str, Any]) -> Checkpoint:
+    def _put_in_place(self, aside: Path, facts: dict[str, Any], metrics: str) -> Checkpoint:
         sums: dict[str, str] = {}
         deadline = time.monotonic() + _PATIENCE
         for rank in range(self.group.world):
@@ -169,8 +178,9 @@ class Checkpoints:
                 time.sleep(0.01)
             sums |= json.loads(path.read_text())
             path.unlink()
-        write_text(aside / FACTS, json.dumps(facts))
-        sums[FACTS] = hash_file(aside / FACTS)
+        for name, text in ((FACTS, json.dumps(facts)), (ROWS, metrics)):
+            write_text(aside / name, text)
+            sums[name] = hash_file(aside / name)
         write_text(aside / SUMS, json.dumps(sums))
         place = self.folder / name_of(facts["step"])
         aside.rename(place)
@@ -213,11 +223,15 @@ class Checkpoints:
     def _newest_whole(self) -> int:
         steps = self.steps()
         expected = newest_written(self.folder)
-        if expected is not None and expected > max(steps, default=-1):
+        if expected == _UNREADABLE:
+            warnings.warn(f"{self.folder / NEWEST} is damaged; written anew", stacklevel=2)
+        elif expected is not None and expected > max(steps, default=-1):
             warnings.warn(f"the checkpoint of step {expected} is missing", stacklevel=2)
         for step in reversed(steps):
             wrong = damage(self.folder / name_of(step))
             if wrong is None:
+                if expected != step:
+                    write_text(self.folder / NEWEST, json.dumps({"step": step}))
                 return step
             warnings.warn(
                 f"the checkpoint of step {step} is damaged ({wrong}); using the one before",
@@ -238,11 +252,14 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def newest_written(folder: Path) -> int | None:
-    """The step of the newest checkpoint that was ever finished."""
+    """The step of the newest checkpoint that was ever finished; None in a new run."""
     try:
-        return int(json.loads((folder / NEWEST).read_text())["step"])
-    except (OSError, ValueError, KeyError):
+        step = json.loads((folder / NEWEST).read_text("utf-8"))["step"]
+        return step if type(step) is int and step >= 0 else _UNREADABLE
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return _UNREADABLE
 
 
 def damage(folder: Path) -> str | None:

@@ -30,9 +30,12 @@ from .run_folder import Metrics, open_run
 from .trainer import Batch, Trainer, learning_rate_at, load_batch
 from .validation import fixed_batches, heldout_losses, kinds_for
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class Stop:
-    """Remembers SIGTERM and Ctrl-C until the step is done. A second Ctrl-C stops at once."""
+    """Remembers SIGTERM, SIGHUP and Ctrl-C until the step is done. A second Ctrl-C stops at once.
+    A signal that was ignored, as SIGHUP is under nohup, stays ignored."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -45,8 +48,9 @@ class Stop:
     def __enter__(self) -> "Stop":
         self.before: dict[int, Any] = {}
         with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self.before[number] = signal.signal(number, self._ask)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self.before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,17 +59,16 @@ class Stop:
 
 
 def train(recipe: Recipe) -> Path:
-    """Train, or go on training, and return the run's folder. Ctrl-C exits with 130 and SIGTERM with
-    0, both after a checkpoint."""
+    """Train, or go on training, and return the run's folder. Ctrl-C exits with 130, SIGTERM and
+    SIGHUP with 0, all after a checkpoint."""
     recipe.check()
     dataset = open_dataset(recipe.data)
     keep_freed_memory()
     with process_group(find_device(recipe.machine.device)) as group, Stop() as stop:
-        if group.first:
-            open_run(recipe, dataset)
-        group.wait()
         devices = [group.device] if group.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), _quiet_warnings(group):
+        ours = open_run(recipe, dataset) if group.first else contextlib.nullcontext()
+        with _quiet_warnings(group), ours, torch.random.fork_rng(devices):
+            group.wait()
             number = Run(recipe, dataset, group).go(stop)
     if number == signal.SIGINT:
         raise SystemExit(130)
@@ -113,7 +116,8 @@ class Run:
                 rows=recipe.report.validate_rows,
                 batch_size=recipe.machine.micro_batch,
             )
-        self.metrics = Metrics(self.folder, step=self.step) if group.first else None
+        saved = found.metrics() if found else None
+        self.metrics = Metrics(self.folder, step=self.step, saved=saved) if group.first else None
         self.board = _board(self.folder) if recipe.report.tensorboard and group.first else None
 
     def go(self, stop: Stop) -> int:
@@ -223,7 +227,8 @@ class Run:
             "processes": self.group.world,
             "ema": bool(self.trainer.average),
         }
-        self.checkpoints.save(facts, self.trainer.state(), self._export)
+        metrics = self.metrics.text if self.metrics else ""
+        self.checkpoints.save(facts, self.trainer.state(), metrics, self._export)
 
     def _export(self, checkpoint: Checkpoint) -> None:
         config = self.recipe.config(self.dataset.vocab_size)

@@ -1,45 +1,87 @@
 """A run's folder: config.json, data.json, metrics.jsonl, checkpoints, samples, export."""
 
+import contextlib
 import hashlib
 import json
 import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from ..data.dataset import Dataset
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
+from ..runtime.lock import locked
 from .presets import PRESETS, preset
 from .recipe import Recipe, as_json, differences, from_dict
 
-CONFIG, DATA, METRICS = "config.json", "data.json", "metrics.jsonl"
+CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
 
 
-def open_run(recipe: Recipe, dataset: Dataset) -> Path:
+@contextlib.contextmanager
+def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
     """The folder of this recipe's run: a new one, or one that holds the same recipe and goes on.
-    Raises, with nothing written, for a folder of anything else."""
+    Raises, with nothing written, for a folder of anything else, and if another process trains
+    there. Inside, the run is ours."""
     folder = Path(recipe.out)
+    with contextlib.ExitStack() as stack:
+        try:
+            if not (folder / CONFIG).exists() and folder.exists():
+                _check_new(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(
+                locked(folder / LOCK, f"trains in {folder}", "wait for it, or choose another --out")
+            )
+            _check_or_start(folder, recipe, dataset)
+        except OSError as error:
+            raise ArmdError(
+                f"cannot write to {folder} ({error.strerror or error}); choose another --out"
+            ) from None
+        yield folder
+
+
+def _check_new(folder: Path) -> None:
+    """Raise unless a new run may begin in a folder that exists."""
+    if not folder.is_dir():
+        raise ArmdError(f"{folder} is a file; choose another --out")
+    # what a run leaves that was killed before it had written its config
+    begun = {LOCK, DATA, f".{DATA}.tmp", f".{CONFIG}.tmp"}
+    if any(entry.name not in begun for entry in folder.iterdir()):
+        raise ArmdError(f"{folder} is no run but is not empty; choose another --out")
+
+
+def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Write the config of a new run, or raise unless a run has the same recipe and data."""
     if not (folder / CONFIG).exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise ArmdError(f"{folder} is no run but is not empty; choose another --out")
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / DATA, json.dumps(data_facts(dataset)) + "\n")
         write_text(folder / CONFIG, as_json(recipe))
-        return folder
+        return
     for name, before, now in differences(read_recipe(folder), recipe):
         flag = "--" + name.replace("_", "-")
         raise ArmdError(
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
             f"use {flag} {before}, or choose another --out"
         )
-    before, now = json.loads((folder / DATA).read_text()), data_facts(dataset)
-    if before != now:
-        what = "tokenizer" if before["tokenizer"] != now["tokenizer"] else "tokens"
+    before, now = _read_data_facts(folder), data_facts(dataset)
+    if before is None:
+        warnings.warn(f"{folder / DATA} is damaged; written anew from {recipe.data}", stacklevel=2)
+        write_text(folder / DATA, json.dumps(now) + "\n")
+    elif before != now:
+        what = "tokenizer" if before.get("tokenizer") != now["tokenizer"] else "tokens"
         raise ArmdError(
             f"the {what} in {recipe.data} are not the ones that {folder} was trained on; "
             "give --data the same dataset, or choose another --out"
         )
-    return folder
+
+
+def _read_data_facts(folder: Path) -> dict[str, Any] | None:
+    """What data.json says; None where it is missing or damaged."""
+    try:
+        found = json.loads((folder / DATA).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_recipe(folder: Path | str) -> Recipe:
@@ -51,8 +93,12 @@ def read_recipe(folder: Path | str) -> Recipe:
         raise ArmdError(f"{folder} is no run: it has no {CONFIG}") from None
     except (OSError, ValueError) as error:
         raise ArmdError(f"cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ArmdError(f"{path} is damaged: it holds no table of fields; put its copy back")
     name = values.get("preset", "")
-    return from_dict(values, preset(name) if name in PRESETS else Recipe(), str(path))
+    return from_dict(
+        values, preset(name) if isinstance(name, str) and name in PRESETS else Recipe(), str(path)
+    )
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
@@ -70,18 +116,41 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 class Metrics:
-    """metrics.jsonl: a line for each report, never two that tell a step differently."""
+    """metrics.jsonl: a line for each report, never two for one step that differ."""
 
-    def __init__(self, folder: Path, *, step: int) -> None:
-        """Goes on after `step`; what was written beyond it will be done again, so it is dropped."""
+    def __init__(self, folder: Path, *, step: int, saved: str | None = None) -> None:
+        """Continues after `step`. Rows beyond it are dropped, because those steps are trained
+        again. `saved` is the copy that the checkpoint of `step` keeps: where the file differs from
+        it, the file is damaged, is kept under another name, and is written anew from the copy."""
         self.path = folder / METRICS
-        rows = [row for row in read_metrics(folder) if row["step"] <= step]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        rows, broken = parse_rows(self._read())
+        rows = [row for row in rows if row["step"] <= step]
+        if saved is not None and rows != (kept := parse_rows(saved)[0]):
+            self._keep_damaged(f"repaired from the checkpoint of step {step}")
+            rows = kept
+        elif broken:
+            self._keep_damaged(f"{broken} lines could not be read and are left out")
+        self.text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_text(self.path, self.text)
         self.file: IO[str] = self.path.open("a", encoding="utf-8")
 
+    def _read(self) -> str:
+        try:
+            return self.path.read_text("utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def _keep_damaged(self, what: str) -> None:
+        aside = self.path.with_name(f"damaged-{METRICS}")
+        with contextlib.suppress(OSError):
+            self.path.replace(aside)
+        warnings.warn(f"{self.path} was damaged: {what}; see {aside.name}", stacklevel=2)
+
     def write(self, **figures: Any) -> None:
-        self.file.write(json.dumps(figures) + "\n")
+        line = json.dumps(figures) + "\n"
+        self.file.write(line)
         self.file.flush()
+        self.text += line
 
     def sync(self) -> None:
         """Before a checkpoint: what led to it must not be lost if it is kept."""
@@ -92,16 +161,23 @@ class Metrics:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """The rows of a run; a last line that was cut off is left out."""
+    """The rows of a run; what cannot be read, as a last line that was cut off, is left out."""
     path = Path(folder) / METRICS
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text("utf-8", errors="replace").splitlines():
+    return parse_rows(path.read_text("utf-8", errors="replace"))[0] if path.exists() else []
+
+
+def parse_rows(text: str) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a text of JSON lines, and how many lines before the last one are damaged."""
+    rows, broken = [], []
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
         try:
             row = json.loads(line)
         except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
             rows.append(row)
-    return rows
+        else:
+            broken.append(number)
+    cut = bool(broken) and broken[-1] == len(lines) - 1 and not text.endswith("\n")
+    return rows, len(broken) - cut
