@@ -69,6 +69,8 @@ def test_shift_equals_llama_with_the_same_weights(seed: int, n: int) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "left to right"])
 def test_shift_refuses_every_other_order(kind: str) -> None:
     drawn = (case_of(kind, 9, seed, query="shift") for seed in range(20))
-    case = next(case for case in drawn if not case.order.forward)  # one stream is left to right
+    case = next(
+        case for case in drawn if not case.order.is_left_to_right
+    )  # one stream is left to right
     with pytest.raises(ArmdError, match="left_to_right"):
         case.model(case.tokens, order=case.order)

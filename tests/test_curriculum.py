@@ -49,7 +49,7 @@ def test_at_most_rho_tokens_move(seed: int, step: int, row: int) -> None:
     scored = torch.ones(1, 256, dtype=torch.bool)
     order = orders_of(now, seed=seed, step=step, rows=range(row, row + 1), scored=scored).rows(1)
     assert int((order.position[0] != torch.arange(256)).sum()) <= rho(PAPER, step)
-    assert order.singles
+    assert order.single_token_blocks
 
 
 def test_a_shuffled_row_is_the_library_order_of_its_seed() -> None:

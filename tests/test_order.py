@@ -10,7 +10,17 @@ from small import KINDS, order_of
 
 import armd
 from armd.errors import ArmdError
-from armd.order import Order, infill, kept, left_to_right, masking, random, shuffled, stack, strided
+from armd.order import (
+    Order,
+    alpha,
+    infill,
+    left_to_right,
+    masking,
+    random,
+    shuffled,
+    stack,
+    strided,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -22,8 +32,10 @@ def test_every_order_is_a_permutation_in_blocks(kind: str, n: int, seed: int) ->
     assert torch.equal(rows.position.sort(-1).values, natural)
     assert (rows.block.diff(dim=-1) >= 0).all() and (rows.block >= 0).all()
     assert len(order) == n
-    assert order.singles == bool((rows.block.diff(dim=-1) > 0).all())
-    assert order.forward == (order.singles and torch.equal(rows.position, natural))
+    assert order.single_token_blocks == bool((rows.block.diff(dim=-1) > 0).all())
+    assert order.is_left_to_right == (
+        order.single_token_blocks and torch.equal(rows.position, natural)
+    )
     assert torch.equal(rows.position.gather(-1, rows.inverse()), natural)
     for row in range(order.batch or 0):
         assert sorted(j for block in order[row].blocks() for j in block) == list(range(n))
@@ -31,7 +43,7 @@ def test_every_order_is_a_permutation_in_blocks(kind: str, n: int, seed: int) ->
 
 def test_left_to_right() -> None:
     order = left_to_right(5)
-    assert order.forward and order.singles
+    assert order.is_left_to_right and order.single_token_blocks
     assert order.blocks() == [[0], [1], [2], [3], [4]]
 
 
@@ -56,7 +68,9 @@ def test_strided_takes_s_plus_n_over_s_minus_1_calls(n: int, data: st.DataObject
 
 
 def test_one_stream_is_left_to_right() -> None:
-    assert strided(9, 1).forward and infill(torch.zeros(9, dtype=torch.bool)).forward
+    assert (
+        strided(9, 1).is_left_to_right and infill(torch.zeros(9, dtype=torch.bool)).is_left_to_right
+    )
 
 
 @given(n=st.integers(1, 60), data=st.data())
@@ -64,7 +78,7 @@ def test_shuffled_moves_at_most_rho_tokens(n: int, data: st.DataObject) -> None:
     rho, seed = data.draw(st.integers(0, n)), data.draw(st.integers(0, 2**31))
     order = shuffled(n, rho, generator=torch.Generator().manual_seed(seed))
     assert int((order.position != torch.arange(n)).sum()) <= rho
-    assert order.singles
+    assert order.single_token_blocks
 
 
 @pytest.mark.parametrize("draw", [random, lambda n, generator: shuffled(n, n, generator=generator)])
@@ -85,9 +99,9 @@ def test_masking_follows_its_schedule(steps: int, schedule: str) -> None:
     steps - t."""
     n = 40_000
     order = masking(n, steps, schedule, generator=torch.Generator().manual_seed(1))
-    alpha = kept(steps, schedule)
-    assert alpha[0] == 1 and alpha[-1] == 0 and (alpha.diff() < 0).all()
-    expected = n * (alpha[:-1] - alpha[1:]).flip(0)
+    kept = alpha(steps, schedule)
+    assert kept[0] == 1 and kept[-1] == 0 and (kept.diff() < 0).all()
+    expected = n * (kept[:-1] - kept[1:]).flip(0)
     counts = torch.bincount(order.block, minlength=steps)
     assert len(counts) == steps
     chi_square = ((counts - expected) ** 2 / expected).sum()
@@ -119,11 +133,11 @@ def test_infill_takes_what_is_known_first(seed: int, n: int) -> None:
 def test_orders_stack_and_fit_their_texts() -> None:
     orders = [left_to_right(6), strided(6, 2), random(6)]
     batch = stack(orders)
-    assert batch.batch == 3 and not batch.singles and not batch.forward
+    assert batch.batch == 3 and not batch.single_token_blocks and not batch.is_left_to_right
     for row, order in enumerate(orders):
         assert torch.equal(batch[row].position, order.position)
         assert torch.equal(batch[row].block, order.block)
-    assert stack(orders[:1]).forward and stack([orders[0], orders[2]]).singles
+    assert stack(orders[:1]).is_left_to_right and stack([orders[0], orders[2]]).single_token_blocks
     assert batch.rows(3) is batch
     assert orders[1].batch is None and orders[1].rows(5).position.shape == (1, 6)
     two = infill(torch.tensor([[True, False, False], [False, False, True]]))
@@ -132,7 +146,10 @@ def test_orders_stack_and_fit_their_texts() -> None:
 
 def test_orders_move_between_devices() -> None:
     moved = strided(6, 2).to("meta")
-    assert moved.position.device.type == moved.block.device.type == "meta" and not moved.singles
+    assert (
+        moved.position.device.type == moved.block.device.type == "meta"
+        and not moved.single_token_blocks
+    )
 
 
 def test_orders_print_their_blocks() -> None:

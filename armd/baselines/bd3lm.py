@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional as F
 
 from ..errors import ArmdError
-from ..model.layers import turns
+from ..model.layers import rope_cos_sin
 from ..model.shapes import Bool, Float, Int, Tensor
 from .base import Drawn
 from .configuration import BaselineConfig
-from .denoiser import Kept, Sight, not_padding, uniforms
+from .denoiser import AttentionInputs, Kept, not_padding, uniforms
 from .masked_diffusion import Absorbing, Noise, dense_rank
 from .radd import mask_any_number
 
@@ -48,16 +48,16 @@ class Bd3lm(Absorbing):
             sees = sees & F.pad(visible, (1 + clean, 0), value=True)[:, None, None]
         position = torch.cat([F.pad(place[:clean] + 1, (1, 0)), place + 1])[None]
         among = (clean_block[:, None] >= clean_block)[None, None]
-        sight = Sight(1 + clean, self._turn(position), among_clean=among, noisy=sees)
+        inputs = AttentionInputs(1 + clean, self._rope(position), among_clean=among, noisy=sees)
         rows = torch.cat([self._rows(tokens[:, :clean], bos=True), self._rows(noisy)], 1)
-        return self.through(self.dropout(rows), sight)
+        return self.through(self.dropout(rows), inputs)
 
     def _rows(self, tokens: Int[Tensor, "b m"], *, bos: bool = False) -> Float[Tensor, "b m2 d"]:
         rows = self.embedding(tokens)
         return torch.cat([self.bos.expand(len(tokens), 1, -1), rows], 1) if bos else rows
 
-    def _turn(self, position: Int[Tensor, "1 r"]) -> Float[Tensor, "1 r half 2"]:
-        return turns(position, self.config).to(self.bos.dtype)
+    def _rope(self, position: Int[Tensor, "1 r"]) -> Float[Tensor, "1 r half 2"]:
+        return rope_cos_sin(position, self.config).to(self.bos.dtype)
 
     @torch.no_grad()
     def sample(
@@ -103,10 +103,10 @@ class Bd3lm(Absorbing):
         enters now is seen by all rows but the clean ones' own noisy block: no mask."""
         position = torch.arange(tokens.shape[1] + 1, device=tokens.device)[None]
         if not first:
-            sight = Sight(0, self._turn(position[:, 1 + start :]))
-            return self.through(self._rows(tokens[:, start:]), sight, kept)
+            inputs = AttentionInputs(0, self._rope(position[:, 1 + start :]))
+            return self.through(self._rows(tokens[:, start:]), inputs, kept)
         before = max(0, start - self.config.block_size)
         rows = self._rows(tokens[:, before:], bos=start == 0)
         begin = 1 + before if start else 0
         clean = start - before + (start == 0)
-        return self.through(rows, Sight(clean, self._turn(position[:, begin:])), kept)
+        return self.through(rows, AttentionInputs(clean, self._rope(position[:, begin:])), kept)

@@ -14,19 +14,19 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ArmdError
 from ..model.cpu_ops import Dropout, RmsNorm
-from ..model.layers import Layer, attention, turns
+from ..model.layers import Layer, attention, rope_cos_sin
 from ..model.shapes import Bool, Float, Int, Tensor
 from .base import Baseline
 from .configuration import BaselineConfig
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionInputs:
     """What rows may see and where they stand."""
 
     clean: int
     """How many rows, the first ones, are clean."""
-    turn: Float[Tensor, "b2 r half 2"]
+    rope: Float[Tensor, "b2 r half 2"]
     among_clean: Bool[Tensor, "#b 1 c c"] | Literal["all"] = "all"
     """Clean row to clean row."""
     noisy: Bool[Tensor, "#b 1 n m"] | Literal["all"] = "all"
@@ -54,21 +54,21 @@ class DenoisingLayer(Layer):
     last = False
 
     def forward(
-        self, rows: Float[Tensor, "b r d"], sight: Sight, kept: Kept | None = None
+        self, rows: Float[Tensor, "b r d"], inputs: AttentionInputs, kept: Kept | None = None
     ) -> Float[Tensor, "b r2 d"]:
         normed = self.attention_norm(rows)
-        key, value = self.keys_values(normed, sight.turn)
+        key, value = self.keys_values(normed, inputs.rope)
         if kept is not None:
-            key, value = kept.extend(key, value, sight.clean)
-        known = key.shape[1] - rows.shape[1] + sight.clean
-        skip = sight.clean if self.last else 0
-        query = self.queries(normed[:, skip:], sight.turn[:, skip:])
-        own = sight.clean - skip
-        seen = attention(query[:, own:], key, value, sight.noisy)
+            key, value = kept.extend(key, value, inputs.clean)
+        known = key.shape[1] - rows.shape[1] + inputs.clean
+        skip = inputs.clean if self.last else 0
+        query = self.queries(normed[:, skip:], inputs.rope[:, skip:])
+        own = inputs.clean - skip
+        seen = attention(query[:, own:], key, value, inputs.noisy)
         if own:
-            clean = attention(query[:, :own], key[:, :known], value[:, :known], sight.among_clean)
+            clean = attention(query[:, :own], key[:, :known], value[:, :known], inputs.among_clean)
             seen = torch.cat([clean, seen], 1)
-        return self.finish(rows[:, skip:], seen)
+        return self.project_and_mlp(rows[:, skip:], seen)
 
 
 class LastDenoisingLayer(DenoisingLayer):
@@ -161,21 +161,23 @@ class Trunk(Baseline):
         if self.timed and time is not None:
             rows = rows + self.time_code(time)[:, None]
         position = torch.arange(rows.shape[1], device=noisy.device)[None]
-        turn = turns(position, self.config).to(rows.dtype)
+        rope = rope_cos_sin(position, self.config).to(rows.dtype)
         if visible is None:
-            return self.through(rows, Sight(1, turn))
+            return self.through(rows, AttentionInputs(1, rope))
         seen = F.pad(visible, (1, 0), value=True)[:, None, None]
-        return self.through(rows, Sight(1, turn, noisy=seen.expand(-1, -1, noisy.shape[1], -1)))
+        return self.through(
+            rows, AttentionInputs(1, rope, noisy=seen.expand(-1, -1, noisy.shape[1], -1))
+        )
 
     def through(
-        self, rows: Float[Tensor, "b r d"], sight: Sight, kept: list[Kept] | None = None
+        self, rows: Float[Tensor, "b r d"], inputs: AttentionInputs, kept: list[Kept] | None = None
     ) -> Float[Tensor, "b n d"]:
         """All layers; returns the noisy rows."""
         for index, layer in enumerate(self.layers):
             if self.gradient_checkpointing and self.training:
-                rows = checkpoint(layer, rows, sight, use_reentrant=False)
+                rows = checkpoint(layer, rows, inputs, use_reentrant=False)
             else:
-                rows = layer(rows, sight, None if kept is None else kept[index])
+                rows = layer(rows, inputs, None if kept is None else kept[index])
         return self.norm(rows)
 
     def check_tokens(self, tokens: Int[Tensor, "b n"]) -> None:

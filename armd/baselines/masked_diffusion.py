@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..generation.sampling import Sampling, draw
-from ..model.head import ROWS, target_log_probs, weighted_loss, wide
+from ..model.head import ROWS, accumulate_dtype, target_log_probs, weighted_loss
 from ..model.shapes import Bool, Float, Int, Tensor
 from .base import Drawn
 from .denoiser import Trunk, not_padding, uniforms
@@ -68,7 +68,9 @@ class Absorbing(Trunk):
         weight = noise.weight[noise.masked] + (self.auxiliary if self.training else 0.0)
         weight = weight / scored.sum().clamp(min=1)
         target = tokens[noise.masked]
-        return weighted_loss(rows, self.head_matrix(), target, weight.to(wide(rows.dtype)))
+        return weighted_loss(
+            rows, self.head_matrix(), target, weight.to(accumulate_dtype(rows.dtype))
+        )
 
     @torch.no_grad()
     def sample(

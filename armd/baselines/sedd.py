@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ArmdError
 from ..generation.sampling import invert
-from ..model.head import ROWS, wide
+from ..model.head import ROWS, accumulate_dtype
 from ..model.shapes import Bool, Float, Int, Tensor
 from .base import Drawn
 from .denoiser import Trunk, not_padding, stratified, uniforms
@@ -87,7 +87,7 @@ class Sedd(Trunk):
     def _entropy_of(self, rows: Tensor, noisy: Tensor, clean: Tensor, time: Tensor) -> Tensor:
         """From rows, so that a chunk's logits can be made again for the gradient."""
         logits = F.linear(rows, self.head_matrix())
-        dtype = wide(logits.dtype)
+        dtype = accumulate_dtype(logits.dtype)
         return self.entropy(logits.to(dtype), noisy, clean, time.to(dtype))
 
     @torch.no_grad()

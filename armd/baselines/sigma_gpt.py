@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
-from ..model.modeling_armd import ArmdLM, CausalLayer
+from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.prefix import PositionCode
 from ..model.shapes import Float, Int, Tensor
+from ..model.streams import CausalLayer
 from .configuration import BaselineConfig
 
 
@@ -22,14 +23,14 @@ class SigmaLayer(CausalLayer):
     """Its turns are two in one: of the key, then of the query."""
 
     def keys_values(
-        self, rows: Float[Tensor, "b n d"], turn: Float[Tensor, "b2 n turns 2"]
+        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n ropes 2"]
     ) -> tuple[Float[Tensor, "b n h e"], Float[Tensor, "b n h e"]]:
-        return super().keys_values(rows, turn.chunk(2, -2)[0])
+        return super().keys_values(rows, rope.chunk(2, -2)[0])
 
     def queries(
-        self, rows: Float[Tensor, "b n d"], turn: Float[Tensor, "b2 n turns 2"]
+        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n ropes 2"]
     ) -> Float[Tensor, "b n h e"]:
-        return super().queries(rows, turn.chunk(2, -2)[1])
+        return super().queries(rows, rope.chunk(2, -2)[1])
 
 
 class SigmaGpt(ArmdLM):
@@ -49,10 +50,10 @@ class SigmaGpt(ArmdLM):
             self.position_code.outer.weight, std=3 * config.init_std * config.d_model**-0.5
         )
 
-    def codes(self, length: int) -> Float[Tensor, "n p"]:
+    def position_codes(self, length: int) -> Float[Tensor, "n p"]:
         return self.position_code(length)
 
-    def one_stream(
+    def shift_inputs(
         self,
         context: Float[Tensor, "b n d"],
         code: Float[Tensor, "length p"],
@@ -60,9 +61,9 @@ class SigmaGpt(ArmdLM):
     ) -> Float[Tensor, "b n d"]:
         return context + nn.functional.embedding(wanted, code).to(context.dtype)
 
-    def one_stream_turn(
+    def shift_rope(
         self, own: Float[Tensor, "b n half 2"], wanted: Float[Tensor, "b2 n half 2"]
-    ) -> Float[Tensor, "b n turns 2"]:
+    ) -> Float[Tensor, "b2 n ropes 2"]:
         return torch.cat([own, wanted.to(own.dtype)], -2)
 
     @property
@@ -70,7 +71,7 @@ class SigmaGpt(ArmdLM):
         return True
 
     def check_order(self, order: Order) -> None:
-        if not order.singles:
+        if not order.single_token_blocks:
             raise ArmdError(
                 "sigma-gpt draws one token at a time, but this order has larger blocks; use one "
                 "stream, left to right or random"

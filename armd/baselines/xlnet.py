@@ -5,7 +5,8 @@ row starts from the same learnt row. Ours starts from what the row sees, and end
 import torch
 from torch import nn
 
-from ..model.modeling_armd import ArmdLM, Sight
+from ..model.attention_inputs import AttentionInputs
+from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.shapes import Float, Int, Tensor
 from .configuration import BaselineConfig
@@ -21,10 +22,10 @@ class Xlnet(ArmdLM):
         self.start = nn.Parameter(torch.empty(config.d_model))
         nn.init.normal_(self.start, std=config.init_std)
 
-    def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
-        return self.start_query(context, torch.ones_like(order.position))
+    def _first_query(self, context: Tensor, order: Order, inputs: AttentionInputs) -> Tensor:
+        return self.first_query_from_sums(context, torch.ones_like(order.position))
 
-    def start_query(
+    def first_query_from_sums(
         self, sums: Float[Tensor, "*b n d"], count: Int[Tensor, "*b2 n"] | None
     ) -> Float[Tensor, "*b n d"]:
         """G^0: where a row stands it learns from rotary, once it sees other rows."""

@@ -7,9 +7,10 @@ from torch import nn
 
 from ..generation.sampling import Sampling, draw
 from ..generation.state import uniforms
+from ..model.attention_inputs import AttentionInputs
 from ..model.configuration_armd import ArmdConfig
-from ..model.layers import turns
-from ..model.modeling_armd import ArmdLM, Sight
+from ..model.layers import rope_cos_sin
+from ..model.modeling_armd import ArmdLM
 from ..model.order import left_to_right
 from .armd_decode import DEPTHS
 from .decode import Side
@@ -81,15 +82,15 @@ def diffusion_sides(config: ArmdConfig, batch: int, length: int, device: Any) ->
     one text: with so many rows several take as many times as long."""
     trunk = ArmdLM(ArmdConfig.from_dict({**config.to_dict(), "query": "shift"})).to(device).eval()
     position = torch.arange(length, device=device)[None]
-    turn = turns(position, config).to(trunk.dtype)
-    sight = Sight(turn, turn, limit=None, query="all")
+    rope = rope_cos_sin(position, config).to(trunk.dtype)
+    inputs = AttentionInputs(rope, rope, limit=None, query="all")
     tokens = torch.zeros(1, length, dtype=torch.long, device=device)
 
     @torch.no_grad()
     def run() -> None:
         rows = trunk.embedding(tokens)
         for layer in trunk.layers:
-            rows = layer(rows, sight)
+            rows = layer(rows, inputs)
         for part in nn.functional.linear(trunk.norm(rows), trunk.embedding.weight).split(64, 1):
             draw(part, uniforms(1, part.shape[1]).to(device), Sampling())
 

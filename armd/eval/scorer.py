@@ -145,7 +145,7 @@ class CausalScorer:
         return self.model.device
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
-        if order is not None and not order.forward:
+        if order is not None and not order.is_left_to_right:
             raise ArmdError("this model is autoregressive; score it with --order left-to-right")
         if skip == 0 and self.bos is not None:
             start = tokens.new_full((len(tokens), 1), self.bos)

@@ -133,7 +133,8 @@ def _started(model: ArmdLM, parts: Sequence[Part]) -> Flow:
     entered = [_entries(*given) for given in zip(parts, old, strict=True)]
     low, high = (Crossing(list(entries)) for entries in zip(*entered, strict=True))
     rows = torch.cat(
-        [part.context.flatten(0, 1) for part in parts] + [model.start_query(torch.cat(sums), count)]
+        [part.context.flatten(0, 1) for part in parts]
+        + [model.first_query_from_sums(torch.cat(sums), count)]
     )
     where = torch.cat([context, query])
     if sum(len(part.context) for part in parts) > 1:
@@ -200,6 +201,6 @@ def _shift(model: ArmdLM, part: Part) -> tuple[Entry, Tensor, Tensor]:
     wanted = part.query_position.where(
         part.query_position < cache.spare, part.query_position[:, -1:]
     )
-    rows = model.one_stream(part.context, cache.code, wanted)
-    turn = model.one_stream_turn(cache.turn[part.context_position], cache.turn[wanted])
+    rows = model.shift_inputs(part.context, cache.code, wanted)
+    turn = model.shift_rope(cache.turn[part.context_position], cache.turn[wanted])
     return entry, rows.flatten(0, 1), turn.flatten(0, 1)

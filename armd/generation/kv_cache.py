@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from ..model.layers import attention, bool_mask, turns
+from ..model.layers import attention, bool_mask, rope_cos_sin
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Bool, Float, Int, Tensor
 from ..native.structs import PointerTable, SequenceRowsFields, row_pointers
@@ -74,8 +74,8 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> Cache:
     keys, values = ([like.new_zeros(shape) for _ in model.layers] for _ in range(2))
     # of all places there are, not of these: a product of fewer rows can have other last bits
     places = max(length, config.max_length) + 2  # one more, for padding to stand at
-    code = model.codes(places)
-    turn = turns(torch.arange(places, device=like.device)[None], config)[0].to(like.dtype)
+    code = model.position_codes(places)
+    turn = rope_cos_sin(torch.arange(places, device=like.device)[None], config)[0].to(like.dtype)
     return Cache(keys, values, code, turn, empty_mark(model, batch))
 
 

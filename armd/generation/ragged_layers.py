@@ -79,7 +79,9 @@ class Crossing:
             if last and index == indices[-1]:
                 rows, normed, turn = (t[:, self.kinds[1]] for t in (rows, normed, turn))
                 sizes = [size - left for size, left in zip(sizes, self.owns, strict=True)]
-            rows = layer.finish(rows, self.attend(index, layer.queries(normed, turn), sizes))
+            rows = layer.project_and_mlp(
+                rows, self.attend(index, layer.queries(normed, turn), sizes)
+            )
         return rows
 
     def enter(self, index: int, made: tuple[Tensor, Tensor]) -> None:

@@ -199,5 +199,5 @@ def check(model: ArmdLM, canvas: Canvas) -> None:
         )
     if model.any_order:
         model.check_order(canvas.order)
-    elif not (canvas.order.forward and canvas.is_prefix):
+    elif not (canvas.order.is_left_to_right and canvas.is_prefix):
         raise ArmdError("query='shift' is autoregressive: it writes left to right after a prompt")

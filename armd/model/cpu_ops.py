@@ -115,16 +115,16 @@ class Dropout(nn.Dropout):
         return super().forward(input)
 
 
-def rotate(
-    x: Float[Tensor, "b n h e"], turn: Float[Tensor, "b2 n half 2"]
+def apply_rope(
+    x: Float[Tensor, "b n h e"], rope: Float[Tensor, "b2 n half 2"]
 ) -> Float[Tensor, "b n h e"]:
-    """Turn each pair of channels; scores then depend on the distance of true positions alone."""
+    """Rotate each pair of channels; scores then depend on the distance of true positions alone."""
     pairs = x.unflatten(-1, (-1, 2))
     whole = x.dtype in (torch.float32, torch.float64)
-    if x.device.type == "cpu" and whole and x.dtype == turn.dtype:
-        # a turn is one complex product
-        turned = torch.view_as_complex(pairs) * torch.view_as_complex(turn)[:, :, None]
-        return torch.view_as_real(turned).flatten(-2)
-    cos, sin = turn.to(x.dtype)[:, :, None].unbind(-1)
+    if x.device.type == "cpu" and whole and x.dtype == rope.dtype:
+        # a rotation is one complex product
+        rotated = torch.view_as_complex(pairs) * torch.view_as_complex(rope)[:, :, None]
+        return torch.view_as_real(rotated).flatten(-2)
+    cos, sin = rope.to(x.dtype)[:, :, None].unbind(-1)
     a, b = pairs.unbind(-1)
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)

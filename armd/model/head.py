@@ -18,7 +18,7 @@ ROWS = 256
 IGNORE = -100
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision in which to add up: float32, or float64 where everything is."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -32,7 +32,7 @@ class _WeightedLoss(torch.autograd.Function):
         low = matrix.to(rows.dtype)  # under autocast the weights are wider than the rows
         logits = rows.new_empty(len(matrix) * min(ROWS, len(rows)))
         d_rows, d_matrix = torch.empty_like(rows), torch.zeros_like(matrix)
-        total = torch.zeros((), dtype=wide(rows.dtype), device=rows.device)
+        total = torch.zeros((), dtype=accumulate_dtype(rows.dtype), device=rows.device)
         for start in range(0, len(rows), ROWS):
             part = slice(start, start + ROWS)
             chunk = logits[: len(matrix) * len(rows[part])].view(len(matrix), -1)
@@ -56,9 +56,9 @@ def _chunk_loss(
     logits: Tensor, rows: Tensor, matrix: Tensor, target: Tensor, weight: Tensor
 ) -> Tensor:
     """The chunk's loss; leaves weight_i * (p - onehot(target_i)), its gradient, in `logits`."""
-    at_target, mass = _exponentials(logits, rows, matrix, target)
-    loss = (weight * (mass.log() - at_target)).sum()
-    logits.mul_((weight / mass).to(logits.dtype))
+    at_target, sum_exp = _exponentials(logits, rows, matrix, target)
+    loss = (weight * (sum_exp.log() - at_target)).sum()
+    logits.mul_((weight / sum_exp).to(logits.dtype))
     logits.scatter_add_(0, target[None], -weight[None].to(logits.dtype))
     return loss
 
@@ -73,7 +73,7 @@ def _exponentials(
     top = logits.amax(0)
     at_target = logits.gather(0, target[None])[0] - top
     logits.sub_(top).exp_()
-    return at_target, logits.sum(0, dtype=wide(logits.dtype))
+    return at_target, logits.sum(0, dtype=accumulate_dtype(logits.dtype))
 
 
 def weighted_loss(
@@ -113,7 +113,7 @@ def target_log_probs(
     parts = [(r, matrix, t) for r, t in zip(rows.split(ROWS), target.split(ROWS), strict=True)]
     if torch.is_grad_enabled():
         made = [checkpoint(_chunk_log_probs, *part, use_reentrant=False) for part in parts]
-    elif wide(rows.dtype) == rows.dtype:
+    elif accumulate_dtype(rows.dtype) == rows.dtype:
         buffer = rows.new_empty(len(matrix) * min(ROWS, len(rows)))
         made = [_in_place_log_probs(buffer, *part) for part in parts]
     else:  # too coarse to hold exponentials
@@ -123,10 +123,10 @@ def target_log_probs(
 
 def _in_place_log_probs(buffer: Tensor, rows: Tensor, matrix: Tensor, target: Tensor) -> Tensor:
     logits = buffer[: len(matrix) * len(rows)].view(len(matrix), -1)
-    at_target, mass = _exponentials(logits, rows, matrix, target)
-    return at_target - mass.log()
+    at_target, sum_exp = _exponentials(logits, rows, matrix, target)
+    return at_target - sum_exp.log()
 
 
 def _chunk_log_probs(rows: Tensor, matrix: Tensor, target: Tensor) -> Tensor:
-    logits = F.linear(rows, matrix).to(wide(rows.dtype))
+    logits = F.linear(rows, matrix).to(accumulate_dtype(rows.dtype))
     return logits.log_softmax(1).gather(1, target[:, None]).squeeze(1)

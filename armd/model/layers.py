@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from .configuration_armd import ArmdConfig
-from .cpu_ops import Dropout, RmsNorm, rotate, swiglu
+from .cpu_ops import Dropout, RmsNorm, apply_rope, swiglu
 from .shapes import Bool, Float, Int, Tensor
 
 Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | Literal["all"] | None
@@ -52,7 +52,7 @@ def attention(
     return out.transpose(1, 2)
 
 
-def turns(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:
+def rope_cos_sin(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:
     """Cosine and sine of the angle by which rotary turns each pair of channels at a position."""
     half = config.d_head // 2
     exponent = torch.arange(half, device=position.device, dtype=torch.float64) / half
@@ -77,17 +77,17 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def queries(
-        self, rows: Float[Tensor, "b n d"], turn: Float[Tensor, "b2 n half 2"]
+        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n half 2"]
     ) -> Float[Tensor, "b n h e"]:
-        return rotate(self.query(rows).unflatten(-1, (self.heads, -1)), turn)
+        return apply_rope(self.query(rows).unflatten(-1, (self.heads, -1)), rope)
 
     def keys_values(
-        self, rows: Float[Tensor, "b n d"], turn: Float[Tensor, "b2 n half 2"]
+        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n half 2"]
     ) -> tuple[Float[Tensor, "b n h e"], Float[Tensor, "b n h e"]]:
         key, value = self.key_value(rows).unflatten(-1, (2, self.heads, -1)).unbind(-3)
-        return rotate(key, turn), value
+        return apply_rope(key, rope), value
 
-    def finish(
+    def project_and_mlp(
         self, rows: Float[Tensor, "b n d"], seen: Float[Tensor, "b n h e"]
     ) -> Float[Tensor, "b n d"]:
         """Add what attention saw, then the feed-forward."""

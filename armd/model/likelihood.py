@@ -44,7 +44,7 @@ def schedule_weight(order: Order, steps: int, schedule: str = "linear") -> Float
             f"the order has {int(order.block.max()) + 1} blocks, more than {steps} steps make; "
             "give the steps it was drawn with"
         )
-    alpha = orders.kept(steps, schedule)
+    alpha = orders.alpha(steps, schedule)
     gamma = (alpha[:-1] - alpha[1:]) / (1 - alpha[1:])
     return gamma.flip(0)[order.block.cpu()].float()
 

@@ -5,7 +5,7 @@ for each token to predict. Row k of G sees only blocks before its own, so its lo
 log p(x_k | all tokens of earlier blocks, the position of x_k). One pass scores a whole order.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,69 +13,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import MaskedLMOutput
 
+from .attention_inputs import AttentionInputs, attention_inputs, context_position
 from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm
 from .errors import ArmdError
-from .head import IGNORE, weighted_loss, wide
-from .layers import Layer, Mask, attention, mask_from_limit, turns
+from .head import IGNORE, accumulate_dtype, weighted_loss
+from .layers import Layer, rope_cos_sin
 from .order import Order, left_to_right
 from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
+from .streams import CausalLayer, LastTwoStreamLayer, TwoStreamLayer
 from .strict_model import StrictModel
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What each row may see and where it stands, worked out once and used by every layer."""
-
-    context_turn: Float[Tensor, "b n half 2"]
-    query_turn: Float[Tensor, "b n turns 2"]
-    limit: Int[Tensor, "b n"] | None
-    """How many context rows each query row sees (M^sc); None for 1, 2, 3 ...: single tokens."""
-    strict: Mask = None
-    """M^sc: query row to context row, earlier blocks only."""
-    context: Mask = None
-    """M^c among context rows: own and earlier blocks."""
-    query: Mask = None
-    """M^c among query rows, for the layers above the two streams."""
-
-
-class TwoStreamLayer(Layer):
-    """X^l and G^l from X^(l-1) and G^(l-1), with the same weights, keys and values."""
-
-    def forward(self, both: Float[Tensor, "2 b n d"], sight: Sight) -> Float[Tensor, "2 b n d"]:
-        _, batch, n, d = both.shape
-        rows = both.view(2 * batch, n, d)
-        normed = self.attention_norm(rows)
-        turn = torch.stack([sight.context_turn, sight.query_turn])
-        turn = turn.expand(2, batch, -1, -1, -1).flatten(0, 1)
-        query = self.queries(normed, turn)
-        key, value = self.keys_values(normed[:batch], sight.context_turn)
-        seen = [
-            attention(query[:batch], key, value, sight.context),
-            attention(query[batch:], key, value, sight.strict),
-        ]
-        return self.finish(rows, torch.cat(seen)).view(2, batch, n, d)
-
-
-class LastTwoStreamLayer(Layer):
-    """G^l alone: nothing above reads X^l."""
-
-    def forward(self, both: Float[Tensor, "2 b n d"], sight: Sight) -> Float[Tensor, "b n d"]:
-        context, rows = self.attention_norm(both)
-        key, value = self.keys_values(context, sight.context_turn)
-        query = self.queries(rows, sight.query_turn)
-        return self.finish(both[1], attention(query, key, value, sight.strict))
-
-
-class CausalLayer(Layer):
-    """An ordinary block-causal layer on one stream."""
-
-    def forward(self, rows: Float[Tensor, "b n d"], sight: Sight) -> Float[Tensor, "b n d"]:
-        normed = self.attention_norm(rows)
-        key, value = self.keys_values(normed, sight.query_turn)
-        query = self.queries(normed, sight.query_turn)
-        return self.finish(rows, attention(query, key, value, sight.query))
 
 
 class ArmdLM(StrictModel):
@@ -141,19 +89,19 @@ class ArmdLM(StrictModel):
         order = self._fit(tokens, order)
         drawn = tokens.gather(1, order.position.expand(tokens.shape))
         context = self.dropout(self.context_rows(drawn[:, :-1]))
-        sight = look(order, self.config, context.dtype)
+        inputs = attention_inputs(order, self.config, context.dtype)
         if self.config.query == "shift":
             wanted = order.position + 1
-            rows = self.one_stream(context, self.codes(len(order) + 1), wanted)
-            turn = self.one_stream_turn(sight.context_turn, turns(wanted, self.config))
-            sight = replace(sight, query_turn=turn.to(context.dtype))
+            rows = self.shift_inputs(context, self.position_codes(len(order) + 1), wanted)
+            rope = self.shift_rope(inputs.context_rope, rope_cos_sin(wanted, self.config))
+            inputs = replace(inputs, query_rope=rope.to(context.dtype))
         else:
-            rows = torch.stack([context, self._first_query(context, order, sight)])
+            rows = torch.stack([context, self._first_query(context, order, inputs)])
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
-                rows = checkpoint(layer, rows, sight, use_reentrant=False)
+                rows = checkpoint(layer, rows, inputs, use_reentrant=False)
             else:
-                rows = layer(rows, sight)
+                rows = layer(rows, inputs)
         return self.norm(rows)
 
     def context_rows(self, drawn: Int[Tensor, "b m"]) -> Float[Tensor, "b n d"]:
@@ -161,7 +109,7 @@ class ArmdLM(StrictModel):
         bos = self.bos.expand(len(drawn), 1, -1)
         return torch.cat([bos, self.embedding(drawn)], 1)
 
-    def one_stream(
+    def shift_inputs(
         self,
         context: Float[Tensor, "b n d"],
         code: Float[Tensor, "length p"],
@@ -171,13 +119,13 @@ class ArmdLM(StrictModel):
         wanted[k]; left to right it need not be told where that is."""
         return context
 
-    def one_stream_turn(
+    def shift_rope(
         self, own: Float[Tensor, "b n half 2"], wanted: Float[Tensor, "b2 n half 2"]
-    ) -> Float[Tensor, "b n turns 2"]:
+    ) -> Float[Tensor, "b n ropes 2"]:
         """How these rows are turned: each to where its own token stands."""
         return own
 
-    def codes(self, length: int) -> Float[Tensor, "n p"]:
+    def position_codes(self, length: int) -> Float[Tensor, "n p"]:
         """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""
         if self.config.query != "prefix":
             return self.bos.new_ones(length, 1)
@@ -190,17 +138,17 @@ class ArmdLM(StrictModel):
     def head_matrix(self) -> Float[Tensor, "v d"]:
         return self.embedding.weight
 
-    def _first_query(self, context: Tensor, order: Order, sight: Sight) -> Tensor:
+    def _first_query(self, context: Tensor, order: Order, inputs: AttentionInputs) -> Tensor:
         """G^0: prefix aggregation over what each row sees."""
-        code = self.codes(len(order) + 1).to(context.dtype)
+        code = self.position_codes(len(order) + 1).to(context.dtype)
         query, key = code[order.position + 1], code[context_position(order)]
-        if sight.limit is None:
+        if inputs.limit is None:
             count = torch.arange(1, len(order) + 1, device=context.device)
-            return self.start_query(prefix_sums(query, key, context), count)
-        sums = prefix_sums_in_blocks(query, key, context, sight.limit)
-        return self.start_query(sums, sight.limit)
+            return self.first_query_from_sums(prefix_sums(query, key, context), count)
+        sums = prefix_sums_in_blocks(query, key, context, inputs.limit)
+        return self.first_query_from_sums(sums, inputs.limit)
 
-    def start_query(
+    def first_query_from_sums(
         self, sums: Float[Tensor, "*b n d"], count: Int[Tensor, "*b2 n"] | None
     ) -> Float[Tensor, "*b n d"]:
         """G^0 from sums over `count` context rows, which only a mean asks for."""
@@ -228,11 +176,13 @@ class ArmdLM(StrictModel):
             return MaskedLMOutput(logits=self.logits(rows))  # type: ignore
         position = order.rows(len(labels)).position.to(labels.device)
         target = labels.gather(1, position.expand(labels.shape)).flatten()
-        share = (target != IGNORE).to(wide(rows.dtype))
+        token_weight = (target != IGNORE).to(accumulate_dtype(rows.dtype))
         if weight is not None:
-            share = share * weight.expand(labels.shape).flatten()
-        share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
-        loss = weighted_loss(rows.flatten(0, 1), self.head_matrix(), target, share)
+            token_weight = token_weight * weight.expand(labels.shape).flatten()
+        token_weight = token_weight / token_weight.sum().clamp(
+            min=torch.finfo(token_weight.dtype).tiny
+        )
+        loss = weighted_loss(rows.flatten(0, 1), self.head_matrix(), target, token_weight)
         return MaskedLMOutput(loss=loss)  # type: ignore
 
     @property
@@ -242,7 +192,7 @@ class ArmdLM(StrictModel):
 
     def check_order(self, order: Order) -> None:
         """Raise for an order that the model does not know."""
-        if not self.any_order and not order.forward:
+        if not self.any_order and not order.is_left_to_right:
             raise ArmdError("query='shift' is autoregressive: it knows order left_to_right alone")
 
     def _fit(self, tokens: Tensor, order: Order) -> Order:
@@ -269,29 +219,6 @@ class ArmdLM(StrictModel):
                 )
         self.check_order(order)
         return order.rows(batch).to(tokens.device)
-
-
-def context_position(order: Order) -> Int[Tensor, "b n"]:
-    """Where the context rows stand: BOS at 0, tokens at 1..n. The last token drawn has no row,
-    because no query may see it."""
-    return nn.functional.pad(order.position[:, :-1] + 1, (1, 0))
-
-
-def look(order: Order, config: ArmdConfig, dtype: torch.dtype) -> Sight:
-    """Positions and masks of an order's rows. Blocks of one token need no mask at all: query row k
-    sees context rows 0..k, so both streams are plainly triangular over the same keys."""
-    context_turn = turns(context_position(order), config).to(dtype)
-    shift = config.query == "shift"
-    query_turn = context_turn if shift else turns(order.position + 1, config).to(dtype)
-    if order.singles:
-        return Sight(context_turn, query_turn, limit=None)
-    n = len(order)
-    context_block = nn.functional.pad(order.block[:, :-1], (1, 0), value=-1)
-    limit = torch.searchsorted(context_block, order.block)
-    reach = torch.searchsorted(context_block, context_block, right=True)
-    among = torch.searchsorted(order.block, order.block, right=True)
-    masks: list[Mask] = [mask_from_limit(m, n) for m in (limit, reach, among)]
-    return Sight(context_turn, query_turn, limit, *masks)
 
 
 # so that save_pretrained ships the code, and the folder loads where armd is not installed

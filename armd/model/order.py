@@ -25,9 +25,9 @@ class Order:
 
     position: Int[Tensor, "*batch n"]
     block: Int[Tensor, "*batch n"]
-    singles: bool = field(init=False)
+    single_token_blocks: bool = field(init=False)
     """Every block holds one token: attention is then plainly triangular and needs no mask."""
-    forward: bool = field(init=False)
+    is_left_to_right: bool = field(init=False)
     """Left to right, one token a block."""
 
     def __post_init__(self) -> None:
@@ -44,18 +44,30 @@ class Order:
         for name, value in (
             ("position", position),
             ("block", block),
-            ("singles", singles),
-            ("forward", forward),
+            ("single_token_blocks", singles),
+            ("is_left_to_right", forward),
         ):
             object.__setattr__(self, name, value)
         return self
 
     def _like(self, position: Tensor, block: Tensor) -> Order:
         """The same order in another place or shape: nothing to check again, nothing to wait for."""
-        return object.__new__(Order)._set(position, block, self.singles, self.forward)
+        return object.__new__(Order)._set(
+            position, block, self.single_token_blocks, self.is_left_to_right
+        )
 
     def __len__(self) -> int:
         return self.position.shape[-1]
+
+    @property
+    def singles(self) -> bool:
+        """Old name of single_token_blocks."""
+        return self.single_token_blocks
+
+    @property
+    def forward(self) -> bool:
+        """Old name of is_left_to_right."""
+        return self.is_left_to_right
 
     @property
     def batch(self) -> int | None:
@@ -129,7 +141,7 @@ def stack(orders: Sequence[Order]) -> Order:
         raise ArmdError("only orders of one length stack; give at least one, and pad the shorter")
     rows = [order.rows(1) for order in orders]
     position, block = (torch.cat([getattr(o, f) for o in rows]) for f in ("position", "block"))
-    flags = (all(o.singles for o in rows), all(o.forward for o in rows))
+    flags = (all(o.single_token_blocks for o in rows), all(o.is_left_to_right for o in rows))
     return object.__new__(Order)._set(position, block, *flags)
 
 
@@ -170,27 +182,27 @@ def masking(
     n: int, steps: int, schedule: str = "linear", *, generator: torch.Generator | None = None
 ) -> Order:
     """A draw of the absorbing process in `steps` steps: what was masked last is generated first."""
-    alpha = kept(steps, schedule)
+    kept = alpha(steps, schedule)
     u = torch.rand(_length(n), dtype=torch.float64, generator=generator)
     # tau = t for alpha^(t-1) > u >= alpha^t, so that P(tau > t) = alpha^t; block = steps - tau
-    unmasked = torch.searchsorted(alpha[1:].flip(0), u, right=True) - 1
+    unmasked = torch.searchsorted(kept[1:].flip(0), u, right=True) - 1
     block, position = unmasked.sort(stable=True)
     return Order(position, block)
 
 
-def kept(steps: int, schedule: str = "linear") -> Float[Tensor, "t"]:
+def alpha(steps: int, schedule: str = "linear") -> Float[Tensor, "t"]:
     """alpha^t for t = 0..steps: the chance that a token is still unmasked after t steps."""
     if steps < 1:
         raise ArmdError(f"a masking process needs at least 1 step, not {steps}")
     time = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
     if schedule == "linear":
-        alpha = 1 - time
+        kept = 1 - time
     elif schedule == "cosine":
-        alpha = torch.cos(time * pi / 2)
+        kept = torch.cos(time * pi / 2)
     else:
         raise ArmdError(f"no noise schedule '{schedule}'; use 'linear' or 'cosine'")
-    alpha[-1] = 0.0
-    return alpha
+    kept[-1] = 0.0
+    return kept
 
 
 def infill(known: Bool[Tensor, "*batch n"], streams: int = 1) -> Order:
@@ -214,8 +226,8 @@ def completing(known: Bool[Tensor, "n"], blanks: Order) -> Order:
     block = torch.cat([torch.arange(len(given)), len(given) + blanks.block])
     position = torch.cat([given, blank[blanks.position]])
     natural = torch.arange(len(known), device=position.device)
-    forward = blanks.forward and bool((position == natural).all())
-    return object.__new__(Order)._set(position, block, blanks.singles, forward)
+    forward = blanks.is_left_to_right and bool((position == natural).all())
+    return object.__new__(Order)._set(position, block, blanks.single_token_blocks, forward)
 
 
 def _length(n: int) -> int:
@@ -226,3 +238,6 @@ def _length(n: int) -> int:
 
 def _one_by_one(position: Tensor) -> Order:
     return Order(position, torch.arange(len(position)))
+
+
+kept = alpha  # its old name

@@ -18,8 +18,9 @@ from torch import nn
 
 from ..errors import ArmdError
 from ..model.layers import Layer
-from ..model.modeling_armd import ArmdLM, CausalLayer, LastTwoStreamLayer, TwoStreamLayer
+from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
+from ..model.streams import CausalLayer, LastTwoStreamLayer, TwoStreamLayer
 from .library import library
 from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
 
@@ -151,7 +152,10 @@ class FastLM(ArmdLM):
     def whole(self) -> bool:
         """forward.c can take a pass through all of it: there are two streams, they start as the
         paper's do, and every layer fits."""
-        usual = type(self).start_query is ArmdLM.start_query and self.config.query != "shift"
+        usual = (
+            type(self).first_query_from_sums is ArmdLM.first_query_from_sums
+            and self.config.query != "shift"
+        )
         return usual and all(isinstance(part, FastLayer) and part.fits for part in self.layers)
 
     def address(self) -> NetworkWeights:
