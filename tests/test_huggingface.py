@@ -42,8 +42,8 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
     saved: tuple[armd.ArmdLM, Path],
 ) -> None:
     files = {path.name for path in saved[1].iterdir()}
-    code = ["configuration_armd", "errors", "fused", "head", "layers", "loading"]
-    code += ["modeling_armd", "order", "prefix", "shapes"]
+    code = ["attention_inputs", "configuration_armd", "cpu_ops", "errors", "head", "layers"]
+    code += ["modeling_armd", "order", "prefix", "shapes", "streams", "strict_model"]
     assert files == {"config.json", "model.safetensors", *(f"{name}.py" for name in code)}
 
 
