@@ -218,6 +218,6 @@ def compiled(model: ArmdLM, **options: Any) -> ArmdLM:
     shapes in every pass, while the cache that attention reads grows."""
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     for layer in fast.layers:
-        for name in ("queries", "keys_values", "finish"):
+        for name in ("queries", "keys_values", "project_and_mlp"):
             setattr(layer, name, torch.compile(getattr(layer, name), **options))
     return fast.eval()
