@@ -285,3 +285,49 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch)
     with pytest.raises(ArmdError, match=r"no space left for .*out"):
         prepare(Preparation(str(source), "byte", tmp_path / "x" / "out", workers=1))
     assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_wrapped_windows_hold_the_packed_stream_between_bos_and_eos(tmp_path: Path):
+    source = jsonl(tmp_path / "s.jsonl", STORIES)
+    packed = prepare(Preparation(str(source), "byte", tmp_path / "packed", workers=1))
+    wrapped = prepare(
+        Preparation(
+            str(source), "byte", tmp_path / "wrapped", wrap=32, shard_tokens=1000, workers=1
+        )
+    )
+    for name in ("train", "heldout"):
+        stream = packed.split(name).gather(packed.split(name).n_tokens, np.array([0]))[0]
+        split = wrapped.split(name)
+        windows = split.gather(32, np.arange(split.windows(32)) * 32)
+        assert (windows[:, [0, -1]] == wrapped.eos).all()  # of bytes BOS and EOS are one token
+        inside = windows[:, 1:-1].flatten()
+        assert 0 <= len(stream) - len(inside) < 30
+        assert (inside == stream[: len(inside)]).all()
+
+
+def test_wrap_and_rows_exclude_each_other(tmp_path: Path):
+    with pytest.raises(ArmdError, match="one of the two"):
+        prepare(Preparation("sotu", "byte", tmp_path / "o", rows=8, wrap=8))
+
+
+def test_the_hubs_parquet_branch_is_read_by_configuration_and_split(tmp_path: Path):
+    """A local folder laid out as the branch refs/convert/parquet is: CONFIG/SPLIT/*.parquet."""
+    pytest.importorskip("datasets")
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parts = {"train/0000": STORIES[:30], "train/0001": STORIES[30:50], "test/0000": STORIES[50:60]}
+    for place, texts in parts.items():
+        file = tmp_path / "lm1b" / "plain_text" / f"{place}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.table({"text": texts}), file)
+
+    def texts(split: str, config: str = "plain_text") -> list[str]:
+        name = f"hf:{tmp_path / 'lm1b'}:{config}"
+        revision = "refs/convert/parquet"
+        source = find_source(name, Reading(), hub_split=split, hub_revision=revision)
+        assert revision in source.fingerprint()
+        return [document.text for document in source.documents()]
+
+    assert texts("train") == STORIES[:50]
+    assert texts("test") == STORIES[50:60]
+    with pytest.raises(ArmdError, match="it has plain_text/test, plain_text/train"):
+        texts("train", "default")

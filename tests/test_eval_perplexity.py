@@ -104,6 +104,16 @@ def test_first_tokens_are_counted_as_each_protocol_says():
         assert found["tokens_scored"] == counted * found["windows"]
 
 
+def test_lm1b_is_given_with_and_without_counting_cls():
+    for protocol in ("lm1b", "lm1b-packed"):
+        found = score(stub(Known(-1.0)), protocol)
+        counted, windows = found["tokens_scored"], found["windows"]
+        assert found["perplexity"] == pytest.approx(math.e)
+        free = math.exp(counted / (counted + windows))
+        assert found["perplexity_counting_bos"] == pytest.approx(free)
+    assert counted == 15 * windows  # packed: CLS is neither scored nor counted
+
+
 def test_one_pass_equals_the_chain_rule_token_by_token():
     model, window = tiny_armd(), 8
     tokens = stream(TEXTS)

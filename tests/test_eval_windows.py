@@ -53,6 +53,19 @@ def test_rows_are_windows_of_their_own_and_long_ones_are_cut():
     assert (tally.windows, tally.dropped) == (3, 1)
 
 
+def test_lm1b_rows_leave_room_for_cls_and_keep_their_end():
+    found, tally = windows("lm1b", [*ROWS, "ABCDE"], 5)
+    assert found == [[A, B, C, EOS], [EOS], [D, E, EOS], [A, B, C, EOS]]
+    assert (tally.windows, tally.dropped) == (4, 2)
+
+
+def test_packed_lm1b_is_cls_tokens_sep_with_an_end_after_every_row():
+    found, tally = windows("lm1b-packed", ROWS, 5)
+    assert found == [[BOS, A, B, C, EOS], [BOS, EOS, EOS, D, EOS]]
+    assert (tally.tokens, tally.dropped) == (8, 2)
+    assert PROTOCOLS["lm1b-packed"].window == PROTOCOLS["lm1b"].window == 128
+
+
 def test_peers_drop_a_tail_every_thousand_rows():
     # 1000 rows of 2 tokens: 285 windows of 7 and 5 over; then 500 more: 142 windows and 6 over.
     found, tally = windows("sedd", ["A"] * 1500, 7)

@@ -20,7 +20,7 @@ from ..runtime.progress import progress, rate
 from .dataset import FORMAT, MANIFEST, Dataset, open_dataset
 from .formats import Reading
 from .parallel_encode import Encoding, encode_all
-from .shards import ShardWriter, complete_folder
+from .shards import ShardWriter, WindowWriter, complete_folder
 from .sources import WORDS, Source, find_source
 from .split import WHOLE, draw, heldout_threshold
 from .tokenizer import TextTokenizer, bpe_size, find_tokenizer, tokenizer_hash
@@ -40,6 +40,9 @@ class Preparation:
     """The dataset folder to make."""
     rows: int | None = None
     """One document a row, padded or cut to this many tokens; without it, documents are packed."""
+    wrap: int | None = None
+    """Packed documents in windows of this many tokens, each with BOS (or CLS) before and EOS (or
+    SEP) after it, as MDLM and BD3-LM pack LM1B; what is left at the end is dropped."""
     documents: str = "file"
     """A document of a text file: file, line, blank (paragraphs), or a text between documents."""
     field: str = "text"
@@ -50,6 +53,9 @@ class Preparation:
     """Chooses the held-out documents."""
     hub_split: str = "train"
     """The split of an hf: source to read."""
+    hub_revision: str | None = None
+    """Branch, tag or commit of an hf: source; refs/convert/parquet has the data of those that need
+    a script, such as lm1b."""
     replace_invalid: bool = False
     """Put U+FFFD where text is no valid UTF-8, instead of stopping."""
     bpe_bytes: int = 1 << 27
@@ -66,7 +72,12 @@ def prepare(preparation: Preparation) -> Dataset:
     """Make the dataset, or find it made already. Notes go to stderr."""
     check(preparation)
     reading = Reading(preparation.documents, preparation.field, preparation.replace_invalid)
-    source = find_source(preparation.source, reading, hub_split=preparation.hub_split)
+    source = find_source(
+        preparation.source,
+        reading,
+        hub_split=preparation.hub_split,
+        hub_revision=preparation.hub_revision,
+    )
     options = lasting_options(preparation, source)
     if already_prepared(preparation.out, options):
         note(f"{preparation.out} is prepared already, with these options; nothing to do")
@@ -88,6 +99,10 @@ def check(preparation: Preparation) -> None:
         raise ArmdError(f"--heldout {preparation.heldout:g} is no share; give 0 to below 1")
     if preparation.rows is not None and preparation.rows < 2:
         raise ArmdError(f"--rows {preparation.rows} is too short; a row has at least 2 tokens")
+    if preparation.wrap is not None and preparation.wrap < 3:
+        raise ArmdError(f"--wrap {preparation.wrap} is too short; BOS and EOS leave no room")
+    if preparation.wrap is not None and preparation.rows is not None:
+        raise ArmdError("--rows pads one document a row and --wrap packs them; give one of the two")
     for name in ("bpe_bytes", "shard_tokens"):
         if getattr(preparation, name) < 1:
             raise ArmdError(f"--{name.replace('_', '-')} must be at least 1")
@@ -102,6 +117,9 @@ def lasting_options(preparation: Preparation, source: Source) -> dict[str, Any]:
     options = asdict(preparation)
     for name in ("out", "workers", "json"):
         del options[name]
+    for name in ("wrap", "hub_revision"):  # datasets made before these existed stay the same
+        if options[name] is None:
+            del options[name]
     if options["heldout"] is None:
         options["heldout"] = 0.05 if preparation.source in WORDS else 0.01
     return options | {"fingerprint": source.fingerprint()}
@@ -144,13 +162,13 @@ def write_dataset(
         seed,
         threshold,
     )
-    splits = write_splits(staging, preparation, source, encoding)
+    splits = write_splits(staging, preparation, source, encoding, tokenizer.bos)
     manifest = {
         "format": FORMAT,
         "options": options,
         "tokenizer": describe(tokenizer, preparation.tokenizer),
         "dtype": dtype,
-        "rows": preparation.rows,
+        "rows": preparation.rows or preparation.wrap,
         "split_rule": f"held out: blake2b(document, key=seed) < {threshold} of {WHOLE}",
         "splits": splits,
     }
@@ -182,14 +200,17 @@ def describe(tokenizer: TextTokenizer, name: str) -> dict[str, Any]:
 
 
 def write_splits(
-    staging: Path, preparation: Preparation, source: Source, encoding: Encoding
+    staging: Path, preparation: Preparation, source: Source, encoding: Encoding, bos: int
 ) -> dict[str, dict[str, Any]]:
     """Encode every document and write it; counts and shards of each split."""
     dtype = np.dtype(encoding.dtype).newbyteorder("<")
-    writers = {
+    writers: dict[str, ShardWriter | WindowWriter] = {
         name: ShardWriter(staging, name, dtype, preparation.shard_tokens)
         for name in ("train", "heldout")
     }
+    if preparation.wrap is not None:
+        around = preparation.wrap, bos, encoding.eos
+        writers = {name: WindowWriter(writer, *around) for name, writer in writers.items()}  # type: ignore[arg-type]
     counts = {name: dict.fromkeys(("documents", "bytes", "scored", "cut"), 0) for name in writers}
     workers = preparation.workers or cores()
     encoded = encode_all(source.documents(), encoding, workers=workers)

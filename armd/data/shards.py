@@ -56,6 +56,30 @@ class ShardWriter:
         self.shards.append(record)
 
 
+class WindowWriter:
+    """Cuts a stream of tokens into windows of BOS, `length` - 2 tokens, EOS, as MDLM and BD3-LM do;
+    what is left at the end is dropped."""
+
+    def __init__(self, writer: ShardWriter, length: int, bos: int, eos: int) -> None:
+        self.writer, self.rest = writer, b""
+        self.bos, self.eos = (np.array(token, writer.dtype).tobytes() for token in (bos, eos))
+        self.room = (length - 2) * writer.dtype.itemsize
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        return self.writer.shards
+
+    def write(self, tokens: bytes) -> None:
+        self.rest += tokens
+        whole = len(self.rest) // self.room * self.room
+        for start in range(0, whole, self.room):
+            self.writer.write(self.bos + self.rest[start : start + self.room] + self.eos)
+        self.rest = self.rest[whole:]
+
+    def close(self) -> None:
+        self.writer.close()
+
+
 @contextmanager
 def complete_folder(final: Path) -> Iterator[Path]:
     """A folder to fill, renamed to `final` at the end, removed if anything stops us before. What

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import ArmdError
 from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
-from .hub import require_hub
+from .hub import hub_rows, require_hub
 
 WORDS = ("sotu", "python")
 
@@ -69,6 +69,7 @@ class HubDataset:
     config: str | None
     split: str
     reading: Reading
+    revision: str | None = None
 
     @property
     def total(self) -> int | None:
@@ -90,19 +91,18 @@ class HubDataset:
             raise ArmdError(f"cannot read hf:{self.name}: {reason}") from None
 
     def open(self):
-        try:
-            import datasets
-        except ImportError:
-            raise ArmdError("hf: sources need datasets: pip install 'armd[eval]'") from None
         if not Path(self.name).exists():
             require_hub(f"hf:{self.name}", "prepare local .parquet or .jsonl files instead")
-        return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+        return hub_rows(self.name, self.config, self.split, self.revision)
 
     def fingerprint(self) -> str:
-        return f"hf:{self.name}:{self.config}:{self.split}"
+        at = f"@{self.revision}" if self.revision else ""
+        return f"hf:{self.name}:{self.config}:{self.split}{at}"
 
 
-def find_source(name: str, reading: Reading, *, hub_split: str = "train") -> Source:
+def find_source(
+    name: str, reading: Reading, *, hub_split: str = "train", hub_revision: str | None = None
+) -> Source:
     """The source a user's word names."""
     if name == "sotu":
         return state_of_the_union(reading)
@@ -110,7 +110,7 @@ def find_source(name: str, reading: Reading, *, hub_split: str = "train") -> Sou
         return standard_library(reading)
     if name.startswith("hf:"):
         dataset, _, config = name[3:].partition(":")
-        return HubDataset(dataset, config or None, hub_split, reading)
+        return HubDataset(dataset, config or None, hub_split, reading, hub_revision)
     return on_disk(Path(name), reading)
 
 

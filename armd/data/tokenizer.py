@@ -38,6 +38,13 @@ class TextTokenizer:
         return found
 
     @property
+    def bos(self) -> int:
+        """The token that opens a window: BOS, CLS, or else EOS, as GPT-2 has it."""
+        token = self.special.get("bos_token") or self.special.get("cls_token")
+        found = None if token is None else self.backend.token_to_id(token)
+        return self.eos if found is None else found
+
+    @property
     def pad(self) -> int | None:
         token = self.special.get("pad_token")
         return None if token is None else self.backend.token_to_id(token)

@@ -1,12 +1,12 @@
 """The texts to score: benchmarks by name from the hub, or any local file or folder, row by row."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.formats import Reading, decoded, file_format, read_documents, unpacked
-from ..data.hub import require_hub
+from ..data.hub import PARQUET, hub_rows, require_hub
 from ..errors import ArmdError
 from .detokenize import DETOKENIZERS, plain
 
@@ -15,14 +15,15 @@ HUB = {
     "lambada": ("EleutherAI/lambada_openai", "default", "text", None),
     "wikitext2": ("Salesforce/wikitext", "wikitext-2-raw-v1", "text", None),
     "wikitext103": ("Salesforce/wikitext", "wikitext-103-raw-v1", "text", None),
-    "ptb": ("ptb-text-only/ptb_text_only", "penn_treebank", "sentence", "refs/convert/parquet"),
-    "lm1b": ("billion-word-benchmark/lm1b", "plain_text", "text", "refs/convert/parquet"),
+    "ptb": ("ptb-text-only/ptb_text_only", "penn_treebank", "sentence", PARQUET),
+    "lm1b": ("billion-word-benchmark/lm1b", "plain_text", "text", PARQUET),
 }
 SPLIT_WORDS = {
     "train": ("train",),
     "validation": ("valid", "dev"),
     "test": ("test", "heldout"),
 }
+Detokenizers = Mapping[str, Callable[[str], str]]
 DOCUMENT_MARKS = ("<doc ", "</doc", "<|endoftext|>")
 
 
@@ -54,9 +55,11 @@ def running(lines: Iterator[str]) -> Iterator[str | None]:
         yield None if line.startswith(DOCUMENT_MARKS) else line
 
 
-def find_corpora(words: str, splits: dict[str, str]) -> list[Corpus]:
+def find_corpora(
+    words: str, splits: dict[str, str], rules: Detokenizers = DETOKENIZERS
+) -> list[Corpus]:
     """`lambada,ptb=PATH,PATH`: names, names with a place, or places alone."""
-    found = [find_corpus(word.strip(), splits) for word in words.split(",") if word.strip()]
+    found = [find_corpus(word.strip(), splits, rules) for word in words.split(",") if word.strip()]
     if not found:
         raise ArmdError(f"--data '{words}' names nothing; give {', '.join(HUB)} or name=PATH")
     names = [corpus.name for corpus in found]
@@ -65,20 +68,20 @@ def find_corpora(words: str, splits: dict[str, str]) -> list[Corpus]:
     return found
 
 
-def find_corpus(word: str, splits: dict[str, str]) -> Corpus:
+def find_corpus(word: str, splits: dict[str, str], rules: Detokenizers) -> Corpus:
     name, _, place = word.partition("=")
     if not place and name not in HUB and Path(name).exists():
         name, place = Path(name).stem, name
     if place:
-        return local(name, Path(place), splits.get(name, "test"))
+        return local(name, Path(place), splits.get(name, "test"), rules)
     if name not in HUB:
         raise ArmdError(
             f"no data set '{name}'; use {', '.join(HUB)}, or {name}=PATH with a file or folder"
         )
-    return from_hub(name, splits[name])
+    return from_hub(name, splits[name], rules)
 
 
-def local(name: str, path: Path, split: str) -> Corpus:
+def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     """A file as it is, or of a folder the files that its names say are of this split."""
     if not path.exists():
         raise ArmdError(f"no file or folder {path} for data set {name}")
@@ -100,7 +103,7 @@ def local(name: str, path: Path, split: str) -> Corpus:
         str(path),
         "; ".join(facts),
         read,
-        DETOKENIZERS.get(name, plain),
+        rules.get(name, plain),
         ends=not running_text,
     )
 
@@ -149,27 +152,18 @@ def lines(file: Path) -> Iterator[str]:
         raise ArmdError(f"cannot read {file}: {error}") from None
 
 
-def from_hub(name: str, split: str) -> Corpus:
+def from_hub(name: str, split: str, rules: Detokenizers) -> Corpus:
     place, configuration, column, revision = HUB[name]
     require_hub(f"data set {name}", f"give a local copy, as --data {name}=PATH")
-    try:
-        import datasets
-    except ImportError:
-        raise ArmdError(
-            f"data set {name} needs pip install 'armd[eval]', or a local copy: {name}=PATH"
-        ) from None
 
     def read() -> Iterator[str]:
         try:
-            table = datasets.load_dataset(
-                place, configuration, split=split, revision=revision, streaming=True
-            )
-            for row in table:
-                yield row[column]  # type: ignore[index]
+            for row in hub_rows(place, configuration, split, revision):
+                yield row[column]
         except Exception as error:  # datasets raises whatever its readers raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ArmdError(
                 f"cannot read {place} ({reason}); give a local copy, as --data {name}=PATH"
             ) from None
 
-    return Corpus(name, split, f"hf:{place}", f"hf:{place}", read, DETOKENIZERS[name])
+    return Corpus(name, split, f"hf:{place}", f"hf:{place}", read, rules[name])

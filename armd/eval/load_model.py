@@ -34,11 +34,7 @@ class Loaded:
 
     @property
     def bos(self) -> int:
-        """The token that opens a window: BOS, CLS, or else EOS, as GPT-2 has it."""
-        special = self.tokenizer.special
-        token = special.get("bos_token") or special.get("cls_token") or special["eos_token"]
-        found = self.tokenizer.backend.token_to_id(token)
-        return self.eos if found is None else found
+        return self.tokenizer.bos
 
     @property
     def eos(self) -> int:

@@ -196,6 +196,8 @@ def perplexity(
     figures = averages(sums, tally, drawn(scoring, scorer.bound))
     if scorer.bound:  # a draw of its bound is no log-probability: their mean is all there is
         figures.pop("perplexity_log_mean_exp", None)
+    if protocol.free_bos:
+        figures["perplexity_counting_bos"] = exp(sums.nll / (sums.counted + sums.windows))
     return {
         "data": corpus.name,
         "split": corpus.split,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from ..runtime.processes import ProcessGroup, process_group
+from .peer_detokenize import PEER_DETOKENIZERS
 from .perplexity import Scoring, drawn, perplexity
 from .results import progress, read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
@@ -17,15 +18,13 @@ if TYPE_CHECKING:
     from .corpora import Corpus
     from .load_model import Loaded
 
-ALL = "lambada,wikitext2,ptb,wikitext103,lm1b"
-
 
 def eval_ppl(
     model: tyro.conf.Positional[str],
     /,
     *,
-    data: str = ALL,
-    protocol: Literal["exact", "sedd", "mdlm", "bd3lm", "rows"] = "exact",
+    data: str | None = None,
+    protocol: Literal["exact", "sedd", "mdlm", "bd3lm", "rows", "lm1b", "lm1b-packed"] = "exact",
     scoring: Annotated[Scoring, tyro.conf.arg(name="")] = Scoring(),  # noqa: B008
     window: int | None = None,
     tokenizer: str | None = None,
@@ -38,9 +37,10 @@ def eval_ppl(
     Args:
         model: A save_pretrained folder, a training run, or a Hugging Face causal LM.
         data: Data sets, parted by commas: a name, name=PATH, or PATH.
-        protocol: How texts are cut and counted; rows scores each row alone (LM1B as in training).
+        protocol: How texts are detokenised, cut and counted. exact: all tokens once; sedd, mdlm,
+            bd3lm: as those projects do; rows: each row alone; lm1b, lm1b-packed: as in Table 3.
         scoring: Orders and batches.
-        window: Tokens in a window; 1024, or the most the model takes.
+        window: Tokens in a window; the protocol's (1024, lm1b's 128), or the most the model takes.
         tokenizer: Its folder or name, if the model's folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
         precision: Of weights and arithmetic; sums are float64. int8 rounds the weights, as
@@ -51,13 +51,13 @@ def eval_ppl(
     from .load_model import load
 
     chosen = PROTOCOLS[protocol]
-    corpora = find_corpora(data, chosen.splits)
+    corpora = find_corpora(data or chosen.data, chosen.splits, chosen.detokenizers)
     done = read_results(json, "ppl") if json else []
     made = []
     with process_group() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         scorer = loaded.scorer()
-        length = window or min(1024, scorer.max_length)
+        length = window or min(chosen.window, scorer.max_length)
         for corpus in corpora:
             settings = settings_of(loaded, corpus, protocol, length, scoring)
             same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
@@ -144,6 +144,11 @@ def shown(
     lines = [table(header, rows), described(protocol, window, results[0])]
     lines.append(order_line(scoring, bound))
     for result in results:
+        if "perplexity_counting_bos" in result:
+            lines.append(
+                f"{result['data']}: {result['perplexity_counting_bos']:.3f} if the BOS of every "
+                "window is counted too, at no cost"
+            )
         if "nats_standard_error" in result:
             tight = result.get("perplexity_log_mean_exp")
             lines.append(
@@ -156,8 +161,8 @@ def shown(
 
 def described(protocol: Protocol, window: int, result: dict[str, Any]) -> str:
     parts = [f"protocol {protocol.name}", f"window {window}"]
-    if window != 1024 and protocol.name in ("sedd", "mdlm", "bd3lm"):
-        parts[1] += " (the protocol's is 1024)"
+    if window != protocol.window and protocol.name not in ("exact", "rows"):
+        parts[1] += f" (the protocol's is {protocol.window})"
     parts.append("EOS after every row" if protocol.row_end else "no EOS between rows")
     if protocol.wrapped:
         parts.append("BOS and EOS around every window")
@@ -165,6 +170,8 @@ def described(protocol: Protocol, window: int, result: dict[str, Any]) -> str:
     if protocol.group:
         parts[-1] += f" every {protocol.group} rows"
     parts.append(f"first token {result['first_token']}")
+    if protocol.detokenizers is PEER_DETOKENIZERS:
+        parts.append("detokenised as SEDD, MDLM and BD3-LM do")
     return "; ".join(parts)
 
 

@@ -1,10 +1,12 @@
 """From rows of text to windows of tokens: what each protocol scores, counts and drops."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from ..errors import ArmdError
+from .detokenize import DETOKENIZERS
+from .peer_detokenize import PEER_DETOKENIZERS
 
 Encode = Callable[[list[str]], list[list[int]]]
 AT_ONCE = 64
@@ -34,6 +36,15 @@ class Protocol:
     """The first token of a window is scored, where the model can score it."""
     by_row: bool = False
     """Each row is a window of its own, cut to its length, never joined with the next."""
+    free_bos: bool = False
+    """The peers' windows begin with a BOS that is the same everywhere. It is not counted here; the
+    figure that counts it, at no cost, is given beside."""
+    detokenizers: Mapping[str, Callable[[str], str]] = field(default_factory=lambda: DETOKENIZERS)
+    """By data set."""
+    window: int = 1024
+    """Tokens in a window, unless the model takes fewer."""
+    data: str = "lambada,wikitext2,ptb,wikitext103,lm1b"
+    """What is scored if nothing is named."""
 
 
 PROTOCOLS = {
@@ -47,8 +58,17 @@ PROTOCOLS = {
             wrapped=False,
             tail=False,
             group=PEERS_GROUP,
+            detokenizers=PEER_DETOKENIZERS,
         ),
-        Protocol("mdlm", _VALIDATION, row_end=True, wrapped=True, tail=False, group=PEERS_GROUP),
+        Protocol(
+            "mdlm",
+            _VALIDATION,
+            row_end=True,
+            wrapped=True,
+            tail=False,
+            group=PEERS_GROUP,
+            detokenizers=PEER_DETOKENIZERS,
+        ),
         Protocol(
             "bd3lm",
             _VALIDATION,
@@ -57,8 +77,35 @@ PROTOCOLS = {
             tail=False,
             group=PEERS_GROUP,
             first=False,
+            detokenizers=PEER_DETOKENIZERS,
         ),
         Protocol("rows", _TEST, row_end=True, wrapped=False, tail=True, group=None, by_row=True),
+        Protocol(
+            "lm1b",
+            _TEST,
+            row_end=True,
+            wrapped=False,
+            tail=True,
+            group=None,
+            by_row=True,
+            free_bos=True,
+            detokenizers=PEER_DETOKENIZERS,
+            window=128,
+            data="lm1b",
+        ),
+        Protocol(
+            "lm1b-packed",
+            _TEST,
+            row_end=True,
+            wrapped=True,
+            tail=False,
+            group=PEERS_GROUP,
+            first=False,
+            free_bos=True,
+            detokenizers=PEER_DETOKENIZERS,
+            window=128,
+            data="lm1b",
+        ),
     )
 }
 
@@ -95,7 +142,7 @@ def cut(
 ) -> Iterator[Window]:
     """Stream the windows of a text; the tally is complete when they are used up. In running text
     rows are lines that follow each other, and None is the end of a document."""
-    room = window - 2 if protocol.wrapped else window
+    room = window - 2 if protocol.wrapped else window - (protocol.by_row and protocol.free_bos)
     if room < 1:
         raise ArmdError(f"a window of {window} tokens holds none of the text; raise --window")
     rows = iter(rows)
@@ -118,6 +165,8 @@ def _take(protocol: Protocol, tally: Tally, room: int, bos: int, eos: int) -> It
     rest = tally._rest
     if protocol.by_row:
         tally.dropped += max(0, len(rest) - room)
+        if protocol.free_bos and len(rest) > room:  # the peers cut a long row before its end mark
+            rest[room - 1 :] = rest[-1:]
         if rest:
             yield _window(protocol, tally, rest[:room], bos, eos)
         rest.clear()

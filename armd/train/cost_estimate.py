@@ -24,7 +24,7 @@ GPUS = {
 }
 PAPER_HOURS = {"owt-small": 19.0, "owt-medium": 50.0}
 """Per 100K steps, on 8 (or 4) H100: the paper does not say which run had which."""
-VOCABULARY = {"lm1b": 30522, "mini": 4096, "demo": 4096}
+VOCABULARY = {"lm1b": 30522, "lm1b-packed": 30522, "mini": 4096, "demo": 4096}
 
 
 @dataclass(frozen=True)

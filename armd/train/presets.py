@@ -42,13 +42,22 @@ def owt_medium_l6() -> Recipe:
 
 
 def lm1b() -> Recipe:
-    """One Billion Words: one sentence a row of 128 tokens, pads not scored, 1M steps."""
+    """One Billion Words, padded: one sentence a row of 128 tokens, pads not scored, 1M steps.
+
+    The paper's own form (`armd prepare ... --rows 128`): its ARMD rows of Table 3."""
     return Recipe(
         preset="lm1b",
         network=Network(length=128),
         curriculum=Curriculum(steps=1_000_000, i_ar=100_000, i_perm=300_000, rho=8),
         machine=Machine(micro_batch=512),
     )
+
+
+def lm1b_packed() -> Recipe:
+    """One Billion Words, packed: windows of CLS, 126 tokens, SEP (`armd prepare ... --wrap 128`).
+
+    BD3-LM's form: the Transformer, SEDD, MDLM and BD3-LM rows of the paper's Table 3."""
+    return replace(lm1b(), preset="lm1b-packed")
 
 
 def mini() -> Recipe:
@@ -97,6 +106,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "owt-small-l12": owt_small_l12,
     "owt-medium-l6": owt_medium_l6,
     "lm1b": lm1b,
+    "lm1b-packed": lm1b_packed,
     "mini": mini,
     "demo": demo,
 }
