@@ -37,6 +37,10 @@ __all__ = [*_WHERE, "order"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("armd")
     if name == "order":
         return importlib.import_module(".order", __name__)
     if name not in _WHERE:
