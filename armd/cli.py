@@ -24,6 +24,16 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "inspect_batch",
         "look at the batch of one training step",
     ),
+    "convert": (
+        "convert.command",
+        "convert_command",
+        "turn a pretrained Llama-type model into ours, or back",
+    ),
+    "adapt": (
+        "train.adapt_command",
+        "adapt_command",
+        "teach a converted model to write in streams",
+    ),
     "generate": ("commands.generate", "generate", "write text: continue prompts, fill blanks"),
     "eval ppl": ("eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
     "eval samples": ("eval.samples", "eval_samples", "judge generated text"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,21 @@ OURS = ("armd", "armd-baseline")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
+# words that name a model -> (module of armd, function) that gives its folder
+NAMED = {"smollm2": ("convert.smollm2", "ready_folder")}
+
+
+def is_named(path: Path | str) -> bool:
+    """Whether this is a word for a model, and not a folder of that name."""
+    return str(path) in NAMED and not Path(path).exists()
+
+
 def model_folder(path: Path | str) -> Path:
-    """The save_pretrained folder that a path names: itself, or the export of a training run."""
+    """The save_pretrained folder that a path names: itself, the export of a training run, or the
+    one of a model that has a word of its own."""
+    if is_named(path):
+        module, function = NAMED[str(path)]
+        return getattr(importlib.import_module(f"armd.{module}"), function)()
     path = Path(path)
     if not path.exists():
         raise ArmdError(f"no folder {path}; give a training run or a folder of save_pretrained")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
-from ..pretrained import OURS, TOKENIZER_FILES, model_folder, saved_kind
+from ..pretrained import OURS, TOKENIZER_FILES, is_named, model_folder, saved_kind
 from ..runtime.device import find_device
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def load(
     dtype = kinds.get(precision)
     if dtype is None:
         raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
-    folder = model_folder(name) if Path(name).exists() else None  # else a name of the hub
+    here = Path(name).exists() or is_named(name)
+    folder = model_folder(name) if here else None  # else a name of the hub
     kind, model_name = saved_kind(folder) if folder else ("hub", "")
     if kind in OURS:
         model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)

@@ -22,6 +22,7 @@ from ..runtime.device import find_device
 from ..runtime.memory import keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoint, Checkpoints
+from .curriculum import Stage
 from .distributed import unwrapped
 from .export import EXPORT, export, exported_step
 from .progress_view import ProgressView, StepReport
@@ -58,9 +59,9 @@ class Stop:
             signal.signal(number, handler)
 
 
-def train(recipe: Recipe) -> Path:
+def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
     """Train, or go on training, and return the run's folder. Ctrl-C exits with 130, SIGTERM and
-    SIGHUP with 0, all after a checkpoint."""
+    SIGHUP with 0, all after a checkpoint. `run` is the kind of run, where it is not a plain one."""
     recipe.check()
     dataset = open_dataset(recipe.data)
     keep_freed_memory()
@@ -69,7 +70,7 @@ def train(recipe: Recipe) -> Path:
         ours = open_run(recipe, dataset) if group.first else contextlib.nullcontext()
         with _quiet_warnings(group), ours, torch.random.fork_rng(devices):
             group.wait()
-            number = Run(recipe, dataset, group).go(stop)
+            number = (run or Run)(recipe, dataset, group).go(stop)
     if number == signal.SIGINT:
         raise SystemExit(130)
     if number:
@@ -97,7 +98,7 @@ class Run:
         self.recipe, self.dataset, self.group = recipe, dataset, group
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
-        self.trainer = Trainer(recipe, group, dataset.vocab_size)
+        self.trainer = self.make_trainer()
         self.checkpoints = Checkpoints(
             self.folder / "checkpoints", keep=recipe.report.keep, group=group
         )
@@ -120,6 +121,16 @@ class Run:
         self.metrics = Metrics(self.folder, step=self.step, saved=saved) if group.first else None
         self.board = _board(self.folder) if recipe.report.tensorboard and group.first else None
 
+    def make_trainer(self) -> Trainer:
+        return Trainer(self.recipe, self.group, self.dataset.vocab_size)
+
+    def kinds(self) -> dict[str, Stage]:
+        """The orders in which held-out text is read."""
+        return kinds_for(self.recipe)
+
+    def finish_without_steps(self) -> None:
+        """What a run of no steps leaves; plain runs have some."""
+
     def go(self, stop: Stop) -> int:
         """Train to the end, or until asked to stop; returns the signal that asked, or 0."""
         view = ProgressView(
@@ -129,6 +140,8 @@ class Run:
             view.say(f"going on from step {self.step} of {self.total}")
         try:
             number = self._loop(stop, view)
+            if not self.total and self.group.first:
+                self.finish_without_steps()
             self.checkpoints.wait()
             self.group.wait()
         except OSError as error:
@@ -201,7 +214,7 @@ class Run:
             losses = heldout_losses(
                 self.trainer.model,
                 self.heldout,
-                kinds_for(self.recipe),
+                self.kinds(),
                 group=self.group,
                 seed=self.recipe.seed,
             )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import tyro
+
 from ..baselines import check_name, config_of
 from ..errors import ArmdError
 
@@ -133,6 +135,24 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """How a pretrained model is adapted (armd adapt); nothing of it is used by armd train."""
+
+    base_model: str = ""
+    """The folder of the model to adapt; empty: a model is trained from its first weights."""
+    base: str = ""
+    """Its checksum."""
+    rank: int = 12
+    alpha: int = 24
+    full: bool = False
+    """All weights learn, not adapters."""
+    distill: float = 1.0
+    """Share of the loss that is the distance to the source's left-to-right distribution."""
+    half: bool = True
+    """Adapters are saved in bfloat16."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One run."""
 
@@ -153,6 +173,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     report: Report = field(default_factory=Report)
     machine: Machine = field(default_factory=Machine)
+    adapt: tyro.conf.Suppress[Adaptation] = field(default_factory=Adaptation)
 
     def config(self, vocab_size: int) -> ArmdConfig:
         """Of the model that is to be trained."""
@@ -162,7 +183,7 @@ class Recipe:
         """Raise for what can be seen to fail before any work is done."""
         check_name(self.model)
         c, o = self.curriculum, self.optimizer
-        if c.total < 1:
+        if c.total < 1 and not self.adapt.base_model:
             raise ArmdError("a run needs at least one step; raise --steps or --sbp-steps")
         for name, value in (
             ("batch-size", o.batch_size),
@@ -264,7 +285,7 @@ def read(path: str | Path, base: Recipe) -> Recipe:
 def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
     """Fields in which two recipes would learn or report differently, with both values. Where the
     data lie and which machine does the work are no such fields."""
-    for part in ("network", "curriculum", "optimizer", "report"):
+    for part in ("network", "curriculum", "optimizer", "report", "adapt"):
         one, two = getattr(a, part), getattr(b, part)
         for f in dataclasses.fields(one):
             if getattr(one, f.name) != getattr(two, f.name):

@@ -131,14 +131,25 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, group: ProcessGroup, vocab_size: int) -> None:
         self.recipe, self.group = recipe, group
-        self.model = wrap_model(
-            build_model(recipe, vocab_size, group.device), group, recipe.machine.parallel
-        )
-        self.weights: dict[str, Tensor] = dict(unwrapped(self.model).named_parameters())
-        self.optimizer = build_optimizer(self.model, recipe.optimizer, fused=recipe.machine.fused)
+        self.model = wrap_model(self.build(vocab_size), group, recipe.machine.parallel)
+        self.weights: dict[str, Tensor] = {
+            name: w for name, w in unwrapped(self.model).named_parameters() if w.requires_grad
+        }
+        self.optimizer = self.build_optimizer()
         self.average: dict[str, Tensor] = {}
         if recipe.optimizer.ema:
             self.average = {name: w.detach().clone() for name, w in self.weights.items()}
+
+    def build(self, vocab_size: int) -> nn.Module:
+        return build_model(self.recipe, vocab_size, self.group.device)
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        fused = self.recipe.machine.fused
+        return build_optimizer(self.model, self.recipe.optimizer, fused=fused)
+
+    def loss(self, part: MicroBatch, stage: Stage, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the part's scored tokens."""
+        return self.model(tokens, order=part.order, labels=labels).loss
 
     def train_step(self, batch: Batch, *, stop: int = 0) -> StepMetrics:
         """One step. Raises, before any weight changes, if the loss or gradient is not finite."""
@@ -157,7 +168,7 @@ class Trainer:
             self._raise_not_finite(batch.step, "gradient", None)
         now = learning_rate_at(self.recipe.optimizer, batch.step, self.recipe.curriculum.total)
         for group in self.optimizer.param_groups:
-            group["lr"] = now
+            group["lr"] = now * group.get("factor", 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._update_ema(batch.step)
@@ -178,7 +189,7 @@ class Trainer:
             )
             with gradients_shared(self.model, index == len(batch.parts) - 1):
                 with torch.autocast(group.device.type, torch.bfloat16, enabled=half):
-                    loss = self.model(tokens, order=part.order, labels=labels).loss
+                    loss = self.loss(part, batch.stage, tokens, labels)
                 # processes average their gradients, hence the factor
                 (loss * (part.scored * group.world / self.scored)).backward()
             nll += loss.detach().double() * part.scored

@@ -1,0 +1,150 @@
+"""Which pretrained models can be represented, and by which config? What cannot is refused by name,
+before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    from ..model.configuration_armd import ArmdConfig
+
+FAMILIES = ("llama", "mistral", "qwen2")
+LLAMA3 = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
+RIGHT_BIAS = -3.5
+"""Where the bias on keys to the right starts: untrained streams of 1,024 tokens are best there."""
+_WHY_NOT = {
+    "mixtral": "a mixture of experts",
+    "qwen2_moe": "a mixture of experts",
+    "qwen3_moe": "a mixture of experts",
+    "deepseek_v3": "a mixture of experts",
+    "gpt_oss": "a mixture of experts",
+    "gpt2": "learned positions",
+    "opt": "learned positions",
+    "gpt_neo": "learned positions",
+    "bloom": "ALiBi positions",
+    "mpt": "ALiBi positions",
+    "gemma": "norms with an offset and scaled embeddings",
+    "gemma2": "soft-capped logits",
+    "gemma3_text": "sliding windows and norms on queries and keys",
+    "qwen3": "norms on queries and keys",
+    "gpt_neox": "partial rotary positions",
+    "phi": "partial rotary positions",
+    "mamba": "no attention",
+}
+
+
+def refuse(source: str, what: str) -> None:
+    raise ArmdError(
+        f"{source} has {what}, which armd cannot represent; give a model of the Llama family "
+        f"({', '.join(FAMILIES)}) without it"
+    )
+
+
+def check_family(source: str, kind: str) -> None:
+    if kind not in FAMILIES:
+        reason = f" ({_WHY_NOT[kind]})" if kind in _WHY_NOT else ""
+        raise ArmdError(
+            f"{source} is a model of type '{kind}'{reason}; armd converts {', '.join(FAMILIES)}"
+        )
+
+
+def check_parts(source: str, facts: Mapping[str, Any]) -> None:
+    """Raise for parts of a config of transformers that our network does not have."""
+    if facts.get("num_local_experts") or facts.get("num_experts"):
+        refuse(source, "a mixture of experts")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"):
+        if facts.get(name):
+            refuse(source, f"soft-capped logits ({name})")
+    if facts.get("quantization_config"):
+        refuse(source, "quantized weights (quantization_config)")
+    if facts.get("hidden_act", "silu") not in ("silu", "swish"):
+        refuse(source, f"the activation {facts['hidden_act']}")
+    if facts.get("attention_bias"):
+        refuse(source, "a bias on the attention's output (attention_bias)")
+    if facts.get("mlp_bias"):
+        refuse(source, "biases in the feed-forward (mlp_bias)")
+    if facts.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+        refuse(source, "partial rotary positions (partial_rotary_factor)")
+    check_window(source, facts)
+
+
+def check_window(source: str, facts: Mapping[str, Any]) -> None:
+    """A window as long as the longest text hides nothing."""
+    window = facts.get("sliding_window")
+    used = facts.get("use_sliding_window", facts["model_type"] == "mistral")
+    kinds = facts.get("layer_types") or []
+    hides = window is not None and window < facts["max_position_embeddings"]
+    if hides and used and (not kinds or "sliding_attention" in kinds):
+        refuse(source, f"sliding windows of {window} tokens")
+
+
+def rope_of(source: str, facts: Mapping[str, Any]) -> tuple[float, dict[str, float] | None]:
+    """Base and Llama-3 scaling, from either of transformers' ways to write them down."""
+    given = dict(facts.get("rope_parameters") or facts.get("rope_scaling") or {})
+    base = given.get("rope_theta") or facts.get("rope_theta") or 10000.0
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        refuse(source, "partial rotary positions (partial_rotary_factor)")
+    if kind == "default":
+        return float(base), None
+    if kind != "llama3":
+        refuse(source, f"rotary positions scaled by '{kind}'")
+    return float(base), {name: given[name] for name in LLAMA3}
+
+
+def config_for(source: str, facts: Mapping[str, Any], max_length: int | None) -> ArmdConfig:
+    """Our config for a model that transformers describes by `facts`."""
+    from ..model.configuration_armd import ArmdConfig
+
+    check_family(source, facts.get("model_type", "unknown"))
+    try:
+        check_parts(source, facts)
+        base, scaling = rope_of(source, facts)
+        heads, longest = facts["num_attention_heads"], facts["max_position_embeddings"]
+        fields = {
+            "vocab_size": facts["vocab_size"],
+            "d_model": facts["hidden_size"],
+            "n_layers": facts["num_hidden_layers"],
+            "n_heads": heads,
+            "n_kv_heads": facts.get("num_key_value_heads") or heads,
+            "d_head": facts.get("head_dim") or facts["hidden_size"] // heads,
+            "d_ff": facts["intermediate_size"],
+            "norm_eps": facts["rms_norm_eps"],
+            "tie_word_embeddings": bool(facts.get("tie_word_embeddings", False)),
+            "qkv_bias": facts["model_type"] == "qwen2",
+        }
+    except KeyError as error:
+        raise ArmdError(
+            f"the config of {source} does not say {error.args[0]}; copy the folder again"
+        ) from None
+    if max_length is not None and not 1 <= max_length <= longest:
+        raise ArmdError(f"--max-length {max_length} must be between 1 and the source's {longest}")
+    more: dict[str, Any] = {"rope_base": base, "rope_llama3": scaling, "right_bias": True}
+    fields["max_length"] = max_length or longest
+    return ArmdConfig(query="neighbor", dropout=0.0, **fields, **more)
+
+
+def llama3_factors(base: float, d_head: int, scaling: Mapping[str, float]) -> list[float]:
+    """By how much Llama-3 scaling slows down each pair of channels; GGUF files hold only this."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    length, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    found = []
+    for pair in range(d_head // 2):
+        wave = 2 * math.pi * base ** (2 * pair / d_head)
+        if wave < length / high:
+            found.append(1.0)
+        elif wave > length / low:
+            found.append(float(factor))
+        else:
+            smooth = (length / wave - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return found

@@ -1,0 +1,186 @@
+"""A GGUF file as a source: its metadata in transformers' names, its tensors dequantized one by one.
+
+For `llama` files queries and keys are already interleaved, as ours are; for `qwen2` they are not.
+Everything comes out as float32: nothing is rounded a second time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArmdError
+from .family import LLAMA3, check_family, llama3_factors, refuse
+from .source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ..model.shapes import Tensor
+
+OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+FREQUENCIES = "rope_freqs.weight"
+LONG = {f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges")}
+"""Left to the tokenizer's reader."""
+# the scalings that released models have, because a file names only what follows from them
+LLAMA3_KNOWN = [dict(zip(LLAMA3, (f, 1.0, 4.0, 8192), strict=True)) for f in (8.0, 32.0)]
+
+
+def open_gguf(file: Path) -> Source:
+    """The model in a GGUF file."""
+    import torch
+
+    if not file.is_file():
+        raise ArmdError(f"no file {file}; give a GGUF file")
+    if importlib.util.find_spec("gguf") is None:
+        raise ArmdError("GGUF files need the package gguf: pip install 'armd[adapt]'")
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(str(file))
+        fields = {key: found.contents() for key, found in reader.fields.items() if key not in LONG}
+        tensors = {their_name(t.name): t for t in reader.tensors if t.name != FREQUENCIES}
+        frequencies = [t.data.tolist() for t in reader.tensors if t.name == FREQUENCIES]
+    except Exception as error:  # the reader raises many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArmdError(
+            f"{file} is cut off or no GGUF file ({reason}); download it again"
+        ) from None
+    facts = facts_of(file, fields, tensors, frequencies[0] if frequencies else None)
+    shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
+
+    def read(name: str) -> Tensor:
+        found = tensors[name]
+        values = gguf.dequantize(found.data, found.tensor_type)
+        return torch.from_numpy(values.copy()).float().reshape(shapes[name])
+
+    pre = {"gguf_pre": str(fields.get("tokenizer.ggml.pre", ""))}
+    return Source(
+        str(file),
+        facts,
+        shapes,
+        read,
+        torch.float32,
+        lambda out: save_tokenizer(file, fields, out),
+        half_split=facts["model_type"] != "llama",
+        notes={key: value for key, value in pre.items() if value},
+    )
+
+
+def their_name(name: str) -> str:
+    """As transformers calls it; a name that we do not know stays, and is refused later."""
+    if name in OUTER:
+        return OUTER[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in INNER:
+        return f"model.layers.{parts[1]}.{INNER[parts[2]]}.{parts[3]}"
+    return name
+
+
+def facts_of(
+    file: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any], factors: list | None
+) -> dict[str, Any]:
+    """The metadata as transformers would write it."""
+    kind = str(fields.get("general.architecture", "unknown"))
+    check_family(str(file), kind)
+
+    def get(name: str, default: Any = None) -> Any:
+        return fields.get(f"{kind}.{name}", default)
+
+    def need(name: str) -> Any:
+        if get(name) is None:
+            raise ArmdError(f"{file} does not say {kind}.{name}; download it again")
+        return get(name)
+
+    heads = need("attention.head_count")
+    if isinstance(heads, list):
+        refuse(str(file), "layers of unlike sizes")
+    width = get("attention.key_length", need("embedding_length") // heads)
+    if get("expert_count"):
+        refuse(str(file), "a mixture of experts")
+    if get("rope.dimension_count", width) != width:
+        refuse(str(file), "partial rotary positions")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if get(name):
+            refuse(str(file), "soft-capped logits")
+    if get("attention.sliding_window"):
+        refuse(str(file), f"sliding windows of {get('attention.sliding_window')} tokens")
+    base = float(get("rope.freq_base", 10000.0))
+    return {
+        "model_type": kind,
+        "vocab_size": int(tensors["model.embed_tokens.weight"].shape[1]),
+        "hidden_size": need("embedding_length"),
+        "num_hidden_layers": need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": width,
+        "intermediate_size": need("feed_forward_length"),
+        "max_position_embeddings": need("context_length"),
+        "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "rope_parameters": scaling(file, get, base, width, factors),
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+    }
+
+
+def scaling(
+    file: Path, get: Callable[..., Any], base: float, width: int, factors: list | None
+) -> dict[str, Any]:
+    found = get("rope.scaling.type", "none")
+    if found != "none":
+        return {"rope_theta": base, "rope_type": found}  # refused where configs are checked
+    if factors is None:
+        return {"rope_theta": base, "rope_type": "default"}
+    for known in LLAMA3_KNOWN:
+        made = llama3_factors(base, width, known)
+        if max(abs(a - b) / b for a, b in zip(factors, made, strict=True)) < 1e-4:
+            return {"rope_theta": base, "rope_type": "llama3", **known}
+    return {"rope_theta": base, "rope_type": FREQUENCIES}
+
+
+def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
+    """The tokenizer in the file, and its chat template, as files that transformers reads."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_bars():
+            found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    except Exception as error:  # the readers raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArmdError(f"cannot read the tokenizer in {file}: {reason}") from None
+    if template := fields.get("tokenizer.chat_template"):
+        found.chat_template = str(template)
+    found.save_pretrained(str(out))
+
+
+@contextmanager
+def quiet_bars() -> Iterator[None]:
+    """No bars while a GGUF file is read: its reader draws them whatever the log level says."""
+    before = os.environ.get("TQDM_DISABLE")
+    os.environ["TQDM_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TQDM_DISABLE"]
+        else:
+            os.environ["TQDM_DISABLE"] = before

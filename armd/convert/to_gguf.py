@@ -1,0 +1,183 @@
+"""From our model to a GGUF file, in F16 or Q8_0, through the gguf package: for llama.cpp and all
+that reads its files. Left to right it is the same model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArmdError
+from .family import llama3_factors
+from .gguf_source import FREQUENCIES, INNER, OUTER
+from .layout import interleaved
+from .to_llama import Ours, bos_and_eos, open_ours
+from .weight_file import check_disk
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = ("F16", "Q8_0")
+_BLOCK = 32
+_OUTER = {theirs: name for name, theirs in OUTER.items()}
+_INNER = {theirs: name for name, theirs in INNER.items()}
+
+
+def to_gguf(run: str, out: Path, kind: str) -> Ours:
+    """Write the file `out`."""
+    if kind not in KINDS:
+        raise ArmdError(f"no GGUF type '{kind}'; use {' or '.join(KINDS)}")
+    if importlib.util.find_spec("gguf") is None:
+        raise ArmdError("GGUF files need the package gguf: pip install 'armd[adapt]'")
+    if out.exists() or out.suffix != ".gguf":
+        raise ArmdError(f"{out} must be a new file that ends in .gguf; name another")
+    ours = open_ours(run)
+    sizes = {name: planned(shape, kind) for name, shape in ours.shapes.items()}
+    check_disk(out, sum(size for _, size in sizes.values()))
+    aside = out.with_name(f".{out.name}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write(ours, aside, kind, sizes)
+        aside.rename(out)
+    except OSError as error:
+        raise ArmdError(f"cannot write {out}: {error.strerror}; name another file") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return ours
+
+
+def planned(shape: tuple[int, ...], kind: str) -> tuple[str, int]:
+    """The type and the bytes of a tensor: vectors stay F32, and rows that no blocks fit F16."""
+    count = math.prod(shape)
+    if len(shape) == 1:
+        return "F32", 4 * count
+    if kind == "Q8_0" and shape[1] % _BLOCK == 0:
+        return "Q8_0", count // _BLOCK * (_BLOCK + 2)
+    return "F16", 2 * count
+
+
+def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) -> None:
+    import gguf
+    import numpy as np
+
+    family = "qwen2" if ours.config.qkv_bias else "llama"
+    writer = gguf.GGUFWriter(str(path), family)
+    add_facts(writer, ours, getattr(gguf.LlamaFileType, f"MOSTLY_{kind}"))
+    add_tokenizer(writer, ours)
+    for name, shape in ours.shapes.items():
+        stored, size = sizes[name]
+        if stored == "Q8_0":  # the writer wants the shape in bytes
+            shape = (shape[0], size // shape[0])
+        dtype = {"F32": np.float32, "F16": np.float16, "Q8_0": np.uint8}[stored]
+        raw = getattr(gguf.GGMLQuantizationType, stored)
+        writer.add_tensor_info(gguf_name(name), shape, np.dtype(dtype), size, raw)
+    factors = None
+    if ours.config.rope_llama3:
+        c = ours.config
+        factors = np.array(llama3_factors(c.rope_base, c.d_head, c.rope_llama3), np.float32)
+        writer.add_tensor_info(FREQUENCIES, factors.shape, factors.dtype, factors.nbytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    heads = {p.name: p.heads for parts in ours.pieces.values() for p in parts}
+    for name in ours.shapes:
+        tensor = ours.read(name).float()
+        if heads[name] and family == "llama":
+            tensor = interleaved(tensor, heads[name])
+        writer.write_tensor_data(encoded(tensor.numpy(), sizes[name][0]))
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    writer.close()
+
+
+def encoded(values: np.ndarray, stored: str) -> np.ndarray:
+    import gguf
+    import numpy as np
+
+    kind = getattr(gguf.GGMLQuantizationType, stored)
+    return np.ascontiguousarray(gguf.quantize(np.ascontiguousarray(values), kind))
+
+
+def gguf_name(name: str) -> str:
+    if name in _OUTER:
+        return _OUTER[name]
+    _, _, number, part = name.split(".", 3)
+    inner, _, last = part.rpartition(".")
+    return f"blk.{number}.{_INNER[inner]}.{last}"
+
+
+def add_facts(writer: Any, ours: Ours, file_type: int) -> None:
+    c = ours.config
+    writer.add_name(ours.folder.name)
+    writer.add_block_count(c.n_layers)
+    writer.add_context_length(ours.notes.get("max_position_embeddings", c.max_length))
+    writer.add_embedding_length(c.d_model)
+    writer.add_feed_forward_length(c.d_ff)
+    writer.add_head_count(c.n_heads)
+    writer.add_head_count_kv(c.n_kv_heads)
+    writer.add_key_length(c.d_head)
+    writer.add_value_length(c.d_head)
+    writer.add_rope_dimension_count(c.d_head)
+    writer.add_rope_freq_base(c.rope_base)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(2)
+
+
+def add_tokenizer(writer: Any, ours: Ours) -> None:
+    """Tokens, their kinds, merges, special tokens and the chat template."""
+    import gguf
+
+    file = ours.folder / "tokenizer.json"
+    if not file.is_file():
+        raise ArmdError(f"no tokenizer.json in {ours.folder}; copy the model's tokenizer there")
+    saved = json.loads(file.read_text("utf-8"))
+    if saved["model"].get("type") != "BPE":
+        raise ArmdError(f"a {saved['model'].get('type')} tokenizer has no place in a GGUF file")
+    vocabulary = {number: token for token, number in saved["model"]["vocab"].items()}
+    added = {token["id"]: token for token in saved["added_tokens"]}
+    spoken = saved["model"].get("byte_fallback", False)  # as sentencepiece has it
+    words, kinds, scores = [], [], []
+    for number in range(ours.config.vocab_size):
+        token = added[number]["content"] if number in added else vocabulary.get(number)
+        words.append(f"[PAD{number}]" if token is None else token)
+        kinds.append(token_kind(token, added.get(number), spoken))
+        scores.append(-float(number))
+    writer.add_tokenizer_model("llama" if spoken else "gpt2")
+    writer.add_tokenizer_pre("default" if spoken else pre_tokenizer(ours, saved))
+    writer.add_token_list(words)
+    writer.add_token_types(kinds)
+    if spoken:
+        writer.add_token_scores(scores)
+    special = gguf.SpecialVocab(ours.folder, load_merges=not spoken, n_vocab=len(words))
+    bos, eos = bos_and_eos(ours.folder)
+    found = {"bos": bos, "eos": eos}
+    special.special_token_ids |= {role: n for role, n in found.items() if n is not None}
+    special.add_to_gguf(writer, quiet=True)
+
+
+def token_kind(token: str | None, added: dict[str, Any] | None, spoken: bool) -> int:
+    import gguf
+
+    if token is None:
+        return gguf.TokenType.UNUSED
+    if added is not None:
+        return gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    if spoken and len(token) == 6 and token.startswith("<0x"):
+        return gguf.TokenType.BYTE
+    return gguf.TokenType.NORMAL
+
+
+def pre_tokenizer(ours: Ours, saved: dict[str, Any]) -> str:
+    """llama.cpp's name for how text is cut before its merges: the source's, else by its pattern."""
+    if "gguf_pre" in ours.notes:
+        return ours.notes["gguf_pre"]
+    text = json.dumps(saved.get("pre_tokenizer"))
+    if "\\\\p{N}{1,3}" in text:
+        return "llama-bpe"
+    if "\\\\p{N}" in text:
+        return "qwen2"
+    return "smollm" if '"Digits"' in text else "gpt-2"

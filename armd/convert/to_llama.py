@@ -1,0 +1,170 @@
+"""From our model back to a LlamaForCausalLM folder (Qwen2ForCausalLM where there are biases): left
+to right the same model, for everything that serves such models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+
+from ..errors import ArmdError
+from ..pretrained import model_folder, saved_kind
+from .layout import Piece, apart, layout
+from .source import TOKENIZER, read_json
+from .to_armd import NOTES
+from .weight_file import WEIGHTS, check_disk, write_one_by_one
+
+if TYPE_CHECKING:
+    from ..model.configuration_armd import ArmdConfig
+    from ..model.shapes import Tensor
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A folder of our model, its tensors read one at a time in the source's names and layout."""
+
+    folder: Path
+    config: ArmdConfig
+    pieces: Mapping[str, list[Piece]]
+    read: Callable[[str], Tensor]
+    """One of the source's tensors, half-split."""
+    dtype: torch.dtype
+    notes: Mapping[str, Any]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {piece.name: piece.shape for parts in self.pieces.values() for piece in parts}
+
+
+def open_ours(run: str) -> Ours:
+    """Our model in a run or folder; raises if it is not an autoregressive transformer read left to
+    right."""
+    from ..model.configuration_armd import ArmdConfig
+
+    folder = model_folder(run)
+    kind, _ = saved_kind(folder)
+    if kind != "armd":
+        raise ArmdError(f"{run} is a checkpoint of '{kind}', not of armd; name an armd folder")
+    config = ArmdConfig.from_pretrained(folder)
+    if config.query not in ("neighbor", "shift"):
+        raise ArmdError(
+            f"{run} has query '{config.query}', whose rows no Llama has; only neighbor and shift "
+            "are autoregressive transformers left to right"
+        )
+    pieces = layout(config)
+    place = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            place |= dict.fromkeys(opened.keys(), file)
+    if missing := pieces.keys() - place.keys():
+        raise ArmdError(f"{folder} lacks '{min(missing)}'; copy or export it again")
+    where = {piece.name: ours for ours, parts in pieces.items() for piece in parts}
+
+    def whole(name: str) -> Tensor:
+        with safe_open(place[name], "pt") as opened:
+            return opened.get_tensor(name)
+
+    def read(name: str) -> Tensor:
+        return apart(whole(where[name]), pieces[where[name]])[name]
+
+    notes = read_json(folder / NOTES, run) if (folder / NOTES).is_file() else {}
+    return Ours(folder, config, pieces, read, whole("norm.weight").dtype, notes)
+
+
+def to_llama(run: str, out: Path) -> Ours:
+    """Write the folder `out`: config, safetensors, tokenizer and chat template."""
+    ours = open_ours(run)
+    check_bos(ours)
+    prepare(out, ours)
+    aside = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        write_one_by_one(aside / WEIGHTS, ours.shapes, ours.dtype, ours.read)
+        text = json.dumps(llama_config(ours), indent=2)
+        (aside / "config.json").write_text(text + "\n", "utf-8")
+        for name in TOKENIZER:
+            if (ours.folder / name).is_file():
+                shutil.copyfile(ours.folder / name, aside / name)
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    except OSError as error:
+        raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return ours
+
+
+def prepare(out: Path, ours: Ours) -> None:
+    """Raise, with nothing written, where `out` cannot take the model."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArmdError(f"{out} is not empty; choose another folder")
+    count = sum(torch.Size(shape).numel() for shape in ours.shapes.values())
+    check_disk(out, int(count * ours.dtype.itemsize * 1.02))
+
+
+def bos_and_eos(folder: Path) -> tuple[int | None, int | None]:
+    from ..data.tokenizer import from_folder
+
+    found = from_folder(folder)
+
+    def number(role: str) -> int | None:
+        token = found.special.get(role)
+        return None if token is None else found.backend.token_to_id(token)
+
+    return number("bos_token"), number("eos_token")
+
+
+def check_bos(ours: Ours) -> None:
+    """Our BOS row must be the embedding of some token, or a text could not be begun there."""
+    with safe_open(next(iter(sorted(ours.folder.glob("*.safetensors")))), "pt") as opened:
+        names = list(opened.keys())
+        bos = opened.get_tensor("bos") if "bos" in names else None
+    if bos is None:
+        return
+    embedding = ours.read("model.embed_tokens.weight")
+    if not bool((embedding == bos).all(1).any()):
+        import sys
+
+        print(
+            "armd: warning: BOS is no token's embedding here, so texts begin otherwise there",
+            file=sys.stderr,
+        )
+
+
+def llama_config(ours: Ours) -> dict[str, Any]:
+    """What transformers needs to know."""
+    c = ours.config
+    bos, eos = bos_and_eos(ours.folder)
+    rope: dict[str, Any] = {"rope_theta": c.rope_base, "rope_type": "default"}
+    if c.rope_llama3:
+        rope |= {"rope_type": "llama3", **c.rope_llama3}
+    name, kind = ("Qwen2ForCausalLM", "qwen2") if c.qkv_bias else ("LlamaForCausalLM", "llama")
+    return {
+        "architectures": [name],
+        "model_type": kind,
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.d_model,
+        "intermediate_size": c.d_ff,
+        "num_hidden_layers": c.n_layers,
+        "num_attention_heads": c.n_heads,
+        "num_key_value_heads": c.n_kv_heads,
+        "head_dim": c.d_head,
+        "hidden_act": "silu",
+        "max_position_embeddings": ours.notes.get("max_position_embeddings", c.max_length),
+        "rms_norm_eps": c.norm_eps,
+        "rope_parameters": rope,
+        "rope_theta": c.rope_base,
+        **({"rope_scaling": rope} if c.rope_llama3 else {}),
+        "tie_word_embeddings": c.tie_word_embeddings,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "dtype": str(ours.dtype).removeprefix("torch."),
+    }

