@@ -47,7 +47,7 @@ def advance_together(model: ArmdLM, parts: Sequence[Part]) -> list[Tensor]:
     if len(few) < len(parts) > 1:
         passed = iter(advance_together(model, few) if few else [])
         return [next(passed) if p.rows <= FEW else advance_together(model, [p])[0] for p in parts]
-    if few and isinstance(model, FastLM) and model.whole:
+    if few and isinstance(model, FastLM) and model.whole and model.config.query != "shift":
         return _decoded(model, parts)
     if model.config.query == "shift":
         flow, above = _shifted(model, parts), 0

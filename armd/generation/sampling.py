@@ -118,7 +118,7 @@ def _draw_natively(
     rows = batch * m
     failed = native.library().sample_rows(
         *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
-        *((NativeSampling * rows)(*[choice] * rows), rows, vocabulary),
+        *((NativeSampling * rows)(*[choice] * rows), None, rows, vocabulary),
         *(token.data_ptr(), logp.data_ptr()),
     )
     if failed:

@@ -51,27 +51,60 @@ INLINE vec sums(const vec x[8]) {
            SHUFFLE(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-/* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows. The
- * values are needed next, so they are prefetched here. */
-INLINE void score(const float *query, const float *keys, const float *values, long rows, long heads,
-                  const long width, long slots, float *scores) {
-    const float scale = 1 / sqrtf(width);
+/* The rows of one sequence in one layer. Each group of heads / kv_heads query heads shares the keys and
+ * values of one head of the cache. */
+typedef struct {
+    const float *query;         /* (rows, heads, width) */
+    const float *keys, *values; /* (length, kv_heads, width) */
+    long rows, heads, kv_heads, length;
+    const long *visible;     /* (rows): how many slots each row attends to */
+    const float *right_bias; /* (heads): added to scores of keys to the right of the row; or NULL */
+    const long *row_at;      /* (rows): RoPE position of each row; needed for right_bias alone */
+    const long *position;    /* token k is at RoPE position position[k] + 1 ... */
+    long bos_slots;          /* ... and in slot k + bos_slots; BOS, at position 0, is before them */
+} attention_input;
+
+/* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows and all
+ * heads of their group. The values are needed next, so they are prefetched here. */
+INLINE void score(const attention_input *a, const float *keys, const float *values, const long width,
+                  long slots, float *scores) {
+    const float scale = 1 / sqrtf(width), *query = a->query;
+    const long rows = a->rows, heads = a->heads, kv_heads = a->kv_heads, group = heads / kv_heads;
     for (long s = 0; s < slots; s += 8)
-        for (long h = 0; h < heads; h++) {
+        for (long h = 0; h < kv_heads; h++) {
             const float *key[8]; /* past the last slot: the last slot again */
             for (long j = 0; j < 8; j++) {
-                const long at = ((s + j < slots ? s + j : slots - 1) * heads + h) * width;
+                const long at = ((s + j < slots ? s + j : slots - 1) * kv_heads + h) * width;
                 key[j] = keys + at;
                 for (long i = 0; i < width; i += 16) __builtin_prefetch(values + at + i);
             }
-            for (long r = 0; r < rows; r++) {
-                const float *q = query + (r * heads + h) * width;
-                vec dot[8] = {{0}};
-                for (long i = 0; i < width; i += 8)
-                    for (long j = 0; j < 8; j++) dot[j] += *(vec *)(q + i) * *(vec *)(key[j] + i);
-                *(vec *)(scores + (r * heads + h) * CHUNK + s) = sums(dot) * scale;
-            }
+            for (long r = 0; r < rows; r++)
+                for (long g = 0; g < group; g++) {
+                    const long cell = r * heads + h * group + g;
+                    const float *q = query + cell * width;
+                    vec dot[8] = {{0}};
+                    for (long i = 0; i < width; i += 8)
+                        for (long j = 0; j < 8; j++)
+                            dot[j] += *(vec *)(q + i) * *(vec *)(key[j] + i);
+                    *(vec *)(scores + cell * CHUNK + s) = sums(dot) * scale;
+                }
         }
+}
+
+/* Add right_bias to the scores of all keys whose RoPE position is greater than the row's. */
+static void add_right_bias(const attention_input *a, long first, long slots, float *scores) {
+    for (long r = 0; r < a->rows; r++) {
+        float right[CHUNK] = {0};
+        int any = 0;
+        for (long s = 0; s < slots; s++) {
+            const long token = first + s - a->bos_slots;
+            if (token >= 0 && a->position[token] + 1 > a->row_at[r]) right[s] = 1, any = 1;
+        }
+        for (long h = 0; h < a->heads && any; h++) {
+            float *row = scores + (r * a->heads + h) * CHUNK;
+            for (long s = 0; s < slots; s++) row[s] += right[s] * a->right_bias[h];
+        }
+    }
 }
 
 /* For one row and head: the largest score, the sum of weights, and the sum of weighted values. */
@@ -99,22 +132,24 @@ INLINE void weigh(float *score, const float *value, long visible, long stride, c
     part[1] = sum(total);
 }
 
-/* One chunk of a cache of `length` slots, from slot `first` on: (rows, heads, 2 + width) to `parts`. */
-INLINE void attend(const float *query, const float *keys, const float *values, long rows, long heads,
-                   const long width, long first, long length, const long *visible, float *scores,
+/* One chunk of a cache, from slot `first` on: (rows, heads, 2 + width) to `parts`. */
+INLINE void attend(const attention_input *a, const long width, long first, float *scores,
                    float *parts) {
-    const long slots = length - first < CHUNK ? length - first : CHUNK, stride = heads * width;
-    keys += first * stride, values += first * stride;
-    score(query, keys, values, rows, heads, width, slots, scores);
-    for (long h = 0; h < heads; h++)
-        for (long r = 0; r < rows; r++) {
-            const long left = (visible ? visible[r] : length) - first, cell = r * heads + h;
-            float *part = parts + cell * (2 + width);
-            part[0] = -INFINITY;
-            if (left > 0)
-                weigh(scores + cell * CHUNK, values + h * width, left < slots ? left : slots, stride,
-                      width, part);
-        }
+    const long heads = a->heads, group = heads / a->kv_heads, stride = a->kv_heads * width;
+    const long slots = a->length - first < CHUNK ? a->length - first : CHUNK;
+    const float *keys = a->keys + first * stride, *values = a->values + first * stride;
+    score(a, keys, values, width, slots, scores);
+    if (a->right_bias) add_right_bias(a, first, slots, scores);
+    for (long h = 0; h < a->kv_heads; h++)
+        for (long r = 0; r < a->rows; r++)
+            for (long g = 0; g < group; g++) {
+                const long left = a->visible[r] - first, cell = r * heads + h * group + g;
+                float *part = parts + cell * (2 + width);
+                part[0] = -INFINITY;
+                if (left > 0)
+                    weigh(scores + cell * CHUNK, values + h * width, left < slots ? left : slots,
+                          stride, width, part);
+            }
 }
 
 /* Combine the chunks of one row and head; they are `stride` floats apart. */

@@ -1,102 +1,137 @@
 /* One decode step for many sequences, each at its own step: forward pass, head and sampling in one
  * call. The plan of a sequence is known when it begins and is stored here, so that nothing has to be
  * prepared between two steps. */
-#include "forward.h"
-#include "sample.h"
+#include "one_stream.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* One sequence of n tokens. "Generation order" is the order in which tokens are written. */
+/* The two-stream pass (query = "prefix" or "mean"): number of rows of each kind that a sequence has. */
 typedef struct {
-    float *const *keys, *const *values; /* KV cache of each layer */
-    float *prefix_state;                /* (codes, d), updated in place */
-    const long *position;  /* (n): natural position of each token, in generation order */
-    const long *rank;      /* (n): generation index of each natural position */
-    const long *step_ends; /* number of tokens there are after the prefill and after each step */
-    const double *uniform; /* (n): a number in [0, 1) for each token, in generation order */
-    const char *known;     /* (n): whether a token is given; this and the next two in natural order */
-    long *tokens;          /* (n) */
-    double *logp;          /* (n): of the tokens drawn */
-    const long *strict, *low_limit, *high_limit; /* as in `forward_input`, for the first pass */
-    unsigned char *seen; /* (vocabulary): whether the sequence has this token, or NULL */
-    sampling sampling;
-    long padding_slot; /* as in `forward_input` */
-    long step;         /* index of its next step */
-    long broken;       /* its logits were NaN or infinite; it cannot go on */
-} sequence;
-
-/* Number of rows of each kind that a sequence has in this step, and of tokens to draw. */
-typedef struct {
-    long context, query, drawn;
+    long context, query;
 } counts;
 
+static long tokens_drawn(const sequence *s) {
+    return s->step_ends[s->step + 1] - s->step_ends[s->step];
+}
+
 static counts counts_of(const sequence *s) {
-    const long there = s->step_ends[s->step], drawn = s->step_ends[s->step + 1] - there;
-    if (s->step) return (counts){there - s->step_ends[s->step - 1], drawn, drawn};
-    return (counts){1 + there, there + drawn, drawn};
+    const long there = s->step_ends[s->step], drawn = tokens_drawn(s);
+    if (s->step) return (counts){there - s->step_ends[s->step - 1], drawn};
+    return (counts){1 + there, there + drawn};
 }
 
 static void add(counts *sum, counts one) {
-    sum->context += one.context, sum->query += one.query, sum->drawn += one.drawn;
+    sum->context += one.context, sum->query += one.query;
 }
 
 typedef struct {
     forward_input *inputs;
-    long *tokens, *context_at, *query_at, *given, *token;
-    double *uniform, *logp;
-    sampling *sampling;
+    long *context_at, *query_at;
     float *context, *rows;
-} scratch;
+} row_buffers;
 
-static int alloc(scratch *k, long count, counts all, long d) {
-    const long longs = 2 * all.context + all.query + 2 * all.drawn, doubles = 2 * all.drawn;
-    k->inputs = malloc(sizeof(forward_input) * count + sizeof(long) * longs +
-                       sizeof(double) * doubles + sizeof(sampling) * all.drawn +
+static int alloc_rows(row_buffers *b, long count, counts all, long d) {
+    b->inputs = malloc(sizeof(forward_input) * count + sizeof(long) * (all.context + all.query) +
                        sizeof(float) * (all.context + all.query) * d);
-    if (!k->inputs) return -1;
-    k->sampling = (sampling *)(k->inputs + count), k->uniform = (double *)(k->sampling + all.drawn);
-    k->logp = k->uniform + all.drawn, k->tokens = (long *)(k->logp + all.drawn);
-    k->context_at = k->tokens + all.context, k->query_at = k->context_at + all.context;
-    k->given = k->query_at + all.query, k->token = k->given + all.drawn;
-    k->context = (float *)(k->token + all.drawn), k->rows = k->context + all.context * d;
+    if (!b->inputs) return -1;
+    b->context_at = (long *)(b->inputs + count), b->query_at = b->context_at + all.context;
+    b->context = (float *)(b->query_at + all.query), b->rows = b->context + all.context * d;
     return 0;
 }
 
-/* Context rows are the tokens of the step before; in the first pass BOS, as token -1, and all known
- * tokens of the prefill. */
-static void gather_inputs(const scratch *k, const sequence *s, counts before, counts own, long i) {
+/* Context rows are the tokens of the step before; in the first pass BOS and all known tokens of the
+ * prefill. */
+static void gather_inputs(const row_buffers *b, const network *net, const sequence *s, counts before,
+                          counts own, long i) {
+    const long d = net->layers->query.depth, end = s->step_ends[s->step + 1];
     const long there = s->step_ends[s->step], from = s->step ? s->step_ends[s->step - 1] : 0;
-    long *tokens = k->tokens + before.context, *context_at = k->context_at + before.context;
-    long *query_at = k->query_at + before.query;
-    if (!s->step) *tokens++ = -1, *context_at++ = 0;
-    for (long j = from; j < there; j++)
-        *tokens++ = s->tokens[s->position[j]], *context_at++ = s->position[j] + 1;
-    for (long j = there + own.drawn - own.query; j < there + own.drawn; j++)
-        *query_at++ = s->position[j] + 1;
-    for (long j = 0; j < own.drawn; j++) {
-        const long at = s->position[there + j], to = before.drawn + j;
-        k->uniform[to] = s->uniform[there + j], k->sampling[to] = s->sampling;
-        k->given[to] = s->known[at] ? s->tokens[at] : -1;
+    long *context_at = b->context_at + before.context, *query_at = b->query_at + before.query;
+    float *context = b->context + before.context * d;
+    if (!s->step) {
+        memcpy(context, net->bos, sizeof(float) * d);
+        *context_at++ = 0, context += d;
     }
+    for (long j = from; j < there; j++, context += d) {
+        memcpy(context, net->embedding + s->tokens[s->position[j]] * d, sizeof(float) * d);
+        *context_at++ = s->position[j] + 1;
+    }
+    for (long j = end - own.query; j < end; j++) *query_at++ = s->position[j] + 1;
     const long low = s->step ? 1 + from : 0, high = s->step ? there : 0;
-    k->inputs[i] = (forward_input){
+    b->inputs[i] = (forward_input){
         .keys = s->keys, .values = s->values,
         .prefix_state = s->prefix_state, .new_prefix_state = s->prefix_state,
         .n_context = own.context, .n_query = own.query,
         .low_start = low, .low_length = low + own.context,
         .high_start = high, .high_length = high + own.query, .padding_slot = s->padding_slot};
     if (s->step) return;
-    k->inputs[i].strict = s->strict;
-    k->inputs[i].low_limit = s->low_limit, k->inputs[i].high_limit = s->high_limit;
+    b->inputs[i].strict = s->strict;
+    b->inputs[i].low_limit = s->low_limit, b->inputs[i].high_limit = s->high_limit;
+}
+
+/* `out`, (tokens to draw, d), gets the final rows that are sampled from. -1 if there is no memory. */
+static int two_stream_pass(const network *net, sequence *const *sequences, long count,
+                           const float *code, const float *rope, float *out) {
+    const long d = net->layers->query.depth;
+    counts all = {0}, before = {0};
+    for (long i = 0; i < count; i++) add(&all, counts_of(sequences[i]));
+    row_buffers b;
+    if (alloc_rows(&b, count, all, d)) return -1;
+    for (long i = 0; i < count; i++) {
+        const counts own = counts_of(sequences[i]);
+        gather_inputs(&b, net, sequences[i], before, own, i);
+        add(&before, own);
+    }
+    const int failed = forward_pass(net, b.inputs, count, code, rope, b.context, b.context_at,
+                                    b.query_at, b.rows);
+    const float *end = b.rows;
+    for (long i = 0; i < count && !failed; i++) { /* without the query rows of known tokens */
+        const long drawn = tokens_drawn(sequences[i]);
+        end += counts_of(sequences[i]).query * d;
+        memcpy(out, end - drawn * d, sizeof(float) * drawn * d);
+        out += drawn * d;
+    }
+    free(b.inputs);
+    return failed;
+}
+
+/* What sampling reads and writes, one entry a token. */
+typedef struct {
+    sampling *sampling;
+    const unsigned char **seen;
+    double *uniform, *logp;
+    long *given, *token;
+    float *rows;
+} scratch;
+
+static int alloc(scratch *k, long drawn, long d) {
+    k->sampling = malloc(drawn * (sizeof(sampling) + sizeof(char *) + 2 * sizeof(double) +
+                                  2 * sizeof(long) + d * sizeof(float)));
+    if (!k->sampling) return -1;
+    k->seen = (const unsigned char **)(k->sampling + drawn);
+    k->uniform = (double *)(k->seen + drawn), k->logp = k->uniform + drawn;
+    k->given = (long *)(k->logp + drawn), k->token = k->given + drawn;
+    k->rows = (float *)(k->token + drawn);
+    return 0;
+}
+
+static void gather_sampling(const scratch *k, const sequence *s, long from) {
+    const long there = s->step_ends[s->step];
+    for (long j = 0; j < tokens_drawn(s); j++) {
+        const long at = s->position[there + j], to = from + j;
+        k->uniform[to] = s->uniform[there + j], k->sampling[to] = s->sampling;
+        k->seen[to] = s->seen, k->given[to] = s->known[at] ? s->tokens[at] : -1;
+    }
 }
 
 static void store_outputs(const scratch *k, sequence *s, long from, long drawn) {
     for (long j = 0; j < drawn; j++) {
         const long at = s->position[s->step_ends[s->step] + j];
-        if (k->token[from + j] < 0)
+        if (k->token[from + j] < 0) {
             s->broken = 1;
-        else
-            s->tokens[at] = k->token[from + j], s->logp[at] = k->logp[from + j];
+            continue;
+        }
+        s->tokens[at] = k->token[from + j], s->logp[at] = k->logp[from + j];
+        if (s->seen) s->seen[k->token[from + j]] = 1;
     }
     s->step++;
 }
@@ -105,38 +140,25 @@ static void store_outputs(const scratch *k, sequence *s, long from, long drawn) 
  * code and rope are tables of all positions. -1 if there is no memory; then nothing was drawn. */
 int decode_step(const network *net, sequence *const *sequences, long count, const float *code,
                 const float *rope, float *logits) {
-    const long d = net->layers->query.depth;
-    counts all = {0}, before = {0};
-    for (long i = 0; i < count; i++) add(&all, counts_of(sequences[i]));
+    const int one_stream = net->query == SHIFT || net->query == NEIGHBOR;
+    long all = 0;
+    for (long i = 0; i < count; i++) all += tokens_drawn(sequences[i]);
     scratch k;
-    if (alloc(&k, count, all, d)) return -1;
-    for (long i = 0; i < count; i++) {
-        const counts own = counts_of(sequences[i]);
-        gather_inputs(&k, sequences[i], before, own, i);
-        add(&before, own);
-    }
-    for (long i = 0; i < all.context; i++)
-        memcpy(k.context + i * d, k.tokens[i] < 0 ? net->bos : net->embedding + k.tokens[i] * d,
-               sizeof(float) * d);
-    int failed = forward_pass(net, k.inputs, count, code, rope, k.context, k.context_at, k.query_at,
-                              k.rows);
+    if (alloc(&k, all, net->layers->query.depth)) return -1;
+    for (long i = 0, from = 0; i < count; from += tokens_drawn(sequences[i++]))
+        gather_sampling(&k, sequences[i], from);
+    int failed = one_stream ? one_stream_pass(net, sequences, count, code, rope, k.rows)
+                            : two_stream_pass(net, sequences, count, code, rope, k.rows);
     if (!failed) {
-        before = (counts){0};
-        for (long i = 0; i < count; i++) { /* move the rows that are sampled from to the front */
-            const counts own = counts_of(sequences[i]);
-            memmove(k.rows + before.drawn * d, k.rows + (before.query + own.query - own.drawn) * d,
-                    sizeof(float) * own.drawn * d);
-            add(&before, own);
-        }
-        skinny_product(&net->head, k.rows, logits, all.drawn);
-        failed = sample_rows(logits, k.uniform, k.given, k.sampling, all.drawn, net->head.outputs,
+        skinny_product(&net->head, k.rows, logits, all);
+        failed = sample_rows(logits, k.uniform, k.given, k.sampling, k.seen, all, net->head.outputs,
                              k.token, k.logp);
     }
     for (long i = 0, from = 0; i < count && !failed; i++) {
-        const long drawn = counts_of(sequences[i]).drawn;
+        const long drawn = tokens_drawn(sequences[i]);
         store_outputs(&k, sequences[i], from, drawn);
         from += drawn;
     }
-    free(k.inputs);
+    free(k.sampling);
     return failed;
 }

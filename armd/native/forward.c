@@ -49,25 +49,33 @@ static void aggregate(const forward_input *s, const float *code, long codes, con
 
 typedef struct {
     long *context, *query, *row; /* index of each sequence's first row: context, query, both */
+    long *wanted;                /* (query rows): the query rows among the rows of a sequence */
     sequence_rows *low, *high;
 } layout;
 
 static int make_layout(layout *l, const forward_input *inputs, long count, long *context,
                        long *query) {
-    l->context = malloc(count * (3 * sizeof(long) + 2 * sizeof(sequence_rows)));
-    if (!l->context) return -1;
-    l->query = l->context + count, l->row = l->query + count;
-    l->low = (sequence_rows *)(l->row + count), l->high = l->low + count;
     *context = *query = 0;
+    for (long i = 0; i < count; i++) *query += inputs[i].n_query;
+    l->low = malloc(2 * count * sizeof(sequence_rows) + (3 * count + *query) * sizeof(long));
+    if (!l->low) return -1;
+    l->high = l->low + count, l->context = (long *)(l->high + count);
+    l->query = l->context + count, l->row = l->query + count, l->wanted = l->row + count;
+    *query = 0;
     for (long i = 0; i < count; i++) {
         const forward_input *s = inputs + i;
         l->context[i] = *context, l->query[i] = *query, l->row[i] = *context + *query;
+        for (long k = 0; k < s->n_query; k++) l->wanted[*query + k] = s->n_context + k;
+        l->low[i] = (sequence_rows){
+            .keys = s->keys, .values = s->values, .slot_mapping = s->low_slot,
+            .visible = s->low_limit, .n_rows = s->n_context + s->n_query, .n_kv = s->n_context,
+            .start = s->low_start, .length = s->low_length,
+            .wanted = l->wanted + *query, .n_wanted = s->n_query};
+        l->high[i] = (sequence_rows){
+            .keys = s->keys, .values = s->values, .slot_mapping = s->high_slot,
+            .visible = s->high_limit, .n_rows = s->n_query, .n_kv = s->n_query,
+            .start = s->high_start, .length = s->high_length};
         *context += s->n_context, *query += s->n_query;
-        l->low[i] = (sequence_rows){s->keys, s->values, s->low_slot, s->low_limit,
-                                    s->n_context + s->n_query, s->n_context, s->low_start,
-                                    s->low_length};
-        l->high[i] = (sequence_rows){s->keys, s->values, s->high_slot, s->high_limit, s->n_query,
-                                     s->n_query, s->high_start, s->high_length};
     }
     return 0;
 }
@@ -78,7 +86,7 @@ static int make_layout(layout *l, const forward_input *inputs, long count, long 
 int forward_pass(const network *net, const forward_input *inputs, long count, const float *code,
                  const float *rope, const float *context, const long *context_at,
                  const long *query_at, float *out) {
-    const long d = net->layers->query.depth, width = d / net->layers->heads;
+    const long d = net->layers->query.depth, width = net->layers->width;
     const long chunks = (d + COLUMNS - 1) / COLUMNS;
     long n_context, n_query;
     layout l;
@@ -86,7 +94,7 @@ int forward_pass(const network *net, const forward_input *inputs, long count, co
     const long rows = n_context + n_query, above = net->depth - net->two_stream;
     float *first = malloc(sizeof(float) * (rows + n_query) * (d + width)), *middle, *low, *high;
     if (!first) {
-        free(l.context);
+        free(l.low);
         return -1;
     }
     middle = first + rows * d, low = middle + n_query * d, high = low + rows * width;
@@ -110,7 +118,7 @@ int forward_pass(const network *net, const forward_input *inputs, long count, co
             for (long k = 0; k < s->n_query; k++) {
                 float *sum = middle + (l.query[i] + k) * d;
                 const long row = l.row[i] + s->n_context + k;
-                if (net->mean)
+                if (net->query == MEAN)
                     for (long c = 0; c < d; c++) sum[c] /= s->strict ? s->strict[k] : s->low_length;
                 rms_norm(sum, net->query_norm, net->epsilon, d, first + row * d);
                 memcpy(low + row * width, rope + to[k] * width, sizeof(float) * width);
@@ -119,17 +127,16 @@ int forward_pass(const network *net, const forward_input *inputs, long count, co
         }
     }
     const float *last = middle;
-    int failed = run_layers(net->layers, net->two_stream, l.low, count, 1, first, low, middle);
+    int failed = run_layers(net->layers, net->two_stream, l.low, count, first, low, middle);
     if (!failed && above) {
         for (long i = 0; i < count; i++)
             l.high[i].keys += net->two_stream, l.high[i].values += net->two_stream;
         last = first;
-        failed = run_layers(net->layers + net->two_stream, above, l.high, count, 0, middle, high,
-                            first);
+        failed = run_layers(net->layers + net->two_stream, above, l.high, count, middle, high, first);
     }
     for (long i = 0; i < n_query; i++)
         rms_norm(last + i * d, net->norm, net->epsilon, d, out + i * d);
     free(first);
-    free(l.context);
+    free(l.low);
     return failed;
 }

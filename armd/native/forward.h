@@ -1,5 +1,9 @@
 /* Types of forward.c: the weights of a model, and the input of one sequence to a forward pass. */
+#pragma once
 #include "layer.h"
+
+/* Where query rows start: config.query of the model. */
+enum { PREFIX, MEAN, SHIFT, NEIGHBOR };
 
 typedef struct {
     const layer *layers;
@@ -7,9 +11,11 @@ typedef struct {
     const float *query_norm, *norm;
     float epsilon;
     long codes; /* width of a position code */
-    int mean;   /* query rows start from a mean, not from a sum */
+    int query;  /* one of the kinds above */
     const float *embedding, *bos;
     matrix head;
+    const float *unknown, *gate; /* of NEIGHBOR alone: (d) and (1) */
+    float init_std;
 } network;
 
 /* The rows of one sequence: `n_context` context rows, then `n_query` query rows. "low" are the

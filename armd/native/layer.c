@@ -5,36 +5,45 @@
 #include "attention.h"
 #include <stdlib.h>
 
+/* Which rows go through a layer. Rows that write keys ("kv") and rows that leave the layer ("out") are
+ * two lists; a row may be in both. */
 typedef struct {
     const sequence_rows *sequences;
-    long rows, kv_rows, out_rows, chunks, cells; /* totals over all sequences */
-    long index;                                  /* of the layer */
-    int queries_only;                            /* rows that write keys leave no output */
-    long heads, width;
-    long *sequence_of_row, *sequence_of_chunk;
+    long rows, kv_rows, out_rows, chunks, cells;
+    long *kv_row, *kv_sequence;                        /* (kv_rows) */
+    long *out_row, *out_sequence, *out_at, *visible;   /* (out_rows); out_at: RoPE position */
+    long *chunk_sequence;                              /* (chunks) */
 } plan;
 
 static long chunks_of(const sequence_rows *s) { return (s->length + CHUNK - 1) / CHUNK; }
 
-static long skipped(const plan *p, const sequence_rows *s) { return p->queries_only ? s->n_kv : 0; }
-
-/* Set the offsets of all sequences. -1 if there is no memory. */
-static int make_plan(plan *p, sequence_rows *sequences, long count) {
-    p->sequences = sequences;
+/* `last`: only the wanted rows leave the layer. -1 if there is no memory. */
+static int make_plan(plan *p, sequence_rows *sequences, long count, long heads, int last) {
+    *p = (plan){.sequences = sequences};
     for (sequence_rows *s = sequences; s < sequences + count; s++) {
-        s->first_row = p->rows, s->first_kv = p->kv_rows, s->first_out = p->out_rows;
+        s->first_row = p->rows, s->first_out = p->out_rows;
         s->first_chunk = p->chunks, s->first_cell = p->cells;
-        const long out_rows = s->n_rows - skipped(p, s);
-        p->rows += s->n_rows, p->kv_rows += s->n_kv, p->out_rows += out_rows;
-        p->chunks += chunks_of(s), p->cells += out_rows * p->heads * chunks_of(s);
+        s->n_out = last && s->wanted ? s->n_wanted : s->n_rows;
+        p->rows += s->n_rows, p->kv_rows += s->n_kv, p->out_rows += s->n_out;
+        p->chunks += chunks_of(s), p->cells += s->n_out * heads * chunks_of(s);
     }
-    p->sequence_of_row = malloc(sizeof(long) * (p->rows + p->chunks));
-    if (!p->sequence_of_row) return -1;
-    p->sequence_of_chunk = p->sequence_of_row + p->rows;
+    p->kv_row = malloc(sizeof(long) * (2 * p->kv_rows + 4 * p->out_rows + p->chunks));
+    if (!p->kv_row) return -1;
+    p->kv_sequence = p->kv_row + p->kv_rows, p->out_row = p->kv_sequence + p->kv_rows;
+    p->out_sequence = p->out_row + p->out_rows, p->out_at = p->out_sequence + p->out_rows;
+    p->visible = p->out_at + p->out_rows, p->chunk_sequence = p->visible + p->out_rows;
+    long kv = 0, out = 0, chunk = 0;
     for (long i = 0; i < count; i++) {
         const sequence_rows *s = sequences + i;
-        for (long j = 0; j < s->n_rows; j++) p->sequence_of_row[s->first_row + j] = i;
-        for (long j = 0; j < chunks_of(s); j++) p->sequence_of_chunk[s->first_chunk + j] = i;
+        for (long j = 0; j < s->n_kv; j++, kv++)
+            p->kv_row[kv] = s->first_row + j, p->kv_sequence[kv] = i;
+        for (long j = 0; j < s->n_out; j++, out++) {
+            const long row = last && s->wanted ? s->wanted[j] : j;
+            p->out_row[out] = s->first_row + row, p->out_sequence[out] = i;
+            p->out_at[out] = s->row_at ? s->row_at[row] : 0;
+            p->visible[out] = s->visible ? s->visible[row] : s->length;
+        }
+        for (long j = 0; j < chunks_of(s); j++, chunk++) p->chunk_sequence[chunk] = i;
     }
     return 0;
 }
@@ -46,21 +55,17 @@ void rms_norm(const float *x, const float *weight, float epsilon, long width, fl
     for (long i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
 }
 
-/* Normed rows are stored twice, once for keys and values and once for queries, because a product
- * takes contiguous rows. Output rows also go to `out` unnormed, as the residual. */
+/* Normed rows, once for keys and values and once for queries, because a product takes contiguous
+ * rows. Output rows also go to `out` unnormed, as the residual. */
 static void share_norm(const plan *p, const layer *l, const float *rows, float *kv_in, float *normed,
                        float *out) {
     const long d = l->query.depth;
 #pragma omp for schedule(static)
-    for (long i = 0; i < p->rows; i++) {
-        const sequence_rows *s = p->sequences + p->sequence_of_row[i];
-        const long j = i - s->first_row, to = s->first_out + j - skipped(p, s);
-        const float *row = rows + i * d;
-        if (j < s->n_kv)
-            rms_norm(row, l->attention_norm, l->epsilon, d, kv_in + (s->first_kv + j) * d);
-        if (j < skipped(p, s)) continue;
-        rms_norm(row, l->attention_norm, l->epsilon, d, normed + to * d);
-        memcpy(out + to * d, row, sizeof(float) * d);
+    for (long i = 0; i < p->kv_rows + p->out_rows; i++) {
+        const long j = i - p->kv_rows;
+        const float *row = rows + (j < 0 ? p->kv_row[i] : p->out_row[j]) * d;
+        rms_norm(row, l->attention_norm, l->epsilon, d, j < 0 ? kv_in + i * d : normed + j * d);
+        if (j >= 0) memcpy(out + j * d, row, sizeof(float) * d);
     }
 }
 
@@ -74,54 +79,58 @@ static void apply_rope(const float *x, const float *rope, long heads, long width
         }
 }
 
-/* RoPE: keys and values go to the cache; queries are rotated in place. */
-static void share_rope(const plan *p, const float *rope, const float *kv, float *query) {
-    const long heads = p->heads, width = p->width, d = heads * width;
+static void add_bias(float *row, const float *bias, long width) {
+    for (long i = 0; i < width && bias; i++) row[i] += bias[i];
+}
+
+/* Biases and RoPE: keys and values go to the cache of layer `index`; queries stay where they are. */
+static void share_rope(const plan *p, const layer *l, long index, const float *rope, float *kv,
+                       float *query) {
+    const long width = l->width, kv_width = l->kv_heads * width, q_width = l->heads * width;
 #pragma omp for schedule(static)
-    for (long i = 0; i < p->rows; i++) {
-        const sequence_rows *s = p->sequences + p->sequence_of_row[i];
-        const long j = i - s->first_row, skip = skipped(p, s);
-        if (j < s->n_kv) {
-            const long slot = s->slot_mapping ? s->slot_mapping[j] : s->start + j;
-            const float *row = kv + (s->first_kv + j) * 2 * d;
-            apply_rope(row, rope + i * width, heads, width, s->keys[p->index] + slot * d);
-            memcpy(s->values[p->index] + slot * d, row + d, sizeof(float) * d);
+    for (long i = 0; i < p->kv_rows + p->out_rows; i++) {
+        const long j = i - p->kv_rows;
+        if (j >= 0) {
+            float *row = query + j * q_width;
+            add_bias(row, l->query_bias, q_width);
+            apply_rope(row, rope + p->out_row[j] * width, l->heads, width, row);
+            continue;
         }
-        if (j >= skip) {
-            float *row = query + (s->first_out + j - skip) * d;
-            apply_rope(row, rope + i * width, heads, width, row);
-        }
+        const sequence_rows *s = p->sequences + p->kv_sequence[i];
+        const long k = p->kv_row[i] - s->first_row;
+        const long slot = s->slot_mapping ? s->slot_mapping[k] : s->start + k;
+        float *row = kv + i * 2 * kv_width;
+        add_bias(row, l->key_value_bias, 2 * kv_width);
+        apply_rope(row, rope + p->kv_row[i] * width, l->kv_heads, width,
+                   s->keys[index] + slot * kv_width);
+        memcpy(s->values[index] + slot * kv_width, row + kv_width, sizeof(float) * kv_width);
     }
 }
 
-static void share_attention(const plan *p, const float *query, float *scores, float *parts,
-                            float *attended) {
-    const long heads = p->heads, width = p->width, d = heads * width, part = 2 + width;
+static void share_attention(const plan *p, const layer *l, long index, const float *query,
+                            float *scores, float *parts, float *attended) {
+    const long heads = l->heads, width = l->width, part = 2 + width;
 #pragma omp for schedule(static)
     for (long i = 0; i < p->chunks; i++) {
-        const sequence_rows *s = p->sequences + p->sequence_of_chunk[i];
-        const long c = i - s->first_chunk, skip = skipped(p, s), rows = s->n_rows - skip;
-        const long *visible = s->visible ? s->visible + skip : NULL;
-        const long cell = s->first_cell + c * rows * heads;
-        const float *q = query + s->first_out * d;
-        const float *keys = s->keys[p->index], *values = s->values[p->index];
+        const sequence_rows *s = p->sequences + p->chunk_sequence[i];
+        const long c = i - s->first_chunk, cell = s->first_cell + c * s->n_out * heads;
+        const attention_input a = {
+            query + s->first_out * heads * width, s->keys[index], s->values[index],
+            s->n_out, heads, l->kv_heads, s->length, p->visible + s->first_out,
+            l->right_bias, p->out_at + s->first_out, s->position, s->bos_slots};
         float *to = parts + cell * part, *space = scores + cell * CHUNK;
         if (width == 64) /* a constant, so that the compiler keeps sums in registers */
-            attend(q, keys, values, rows, heads, 64, c * CHUNK, s->length, visible, space, to);
+            attend(&a, 64, c * CHUNK, space, to);
         else if (width == 32)
-            attend(q, keys, values, rows, heads, 32, c * CHUNK, s->length, visible, space, to);
+            attend(&a, 32, c * CHUNK, space, to);
         else
-            attend(q, keys, values, rows, heads, width, c * CHUNK, s->length, visible, space, to);
+            attend(&a, width, c * CHUNK, space, to);
     }
 #pragma omp for schedule(static)
-    for (long i = 0; i < p->rows * heads; i++) {
-        const sequence_rows *s = p->sequences + p->sequence_of_row[i / heads];
-        const long skip = skipped(p, s), j = i / heads - s->first_row - skip;
-        if (j < 0) continue;
-        const long cell = j * heads + i % heads;
-        combine(parts + (s->first_cell + cell) * part, chunks_of(s),
-                (s->n_rows - skip) * heads * part, width,
-                attended + (s->first_out * heads + cell) * width);
+    for (long i = 0; i < p->out_rows * heads; i++) {
+        const sequence_rows *s = p->sequences + p->out_sequence[i / heads];
+        combine(parts + (s->first_cell + i - s->first_out * heads) * part, chunks_of(s),
+                s->n_out * heads * part, width, attended + i * width);
     }
 }
 
@@ -139,26 +148,30 @@ typedef struct {
     float *kv_in, *kv, *normed, *query, *attended, *gate_up, *hidden, *scores, *parts;
 } scratch;
 
-static void partition(scratch *s, float *memory, const plan *p, long d, long ff) {
-    s->kv_in = memory, s->kv = s->kv_in + p->kv_rows * d, s->normed = s->kv + p->kv_rows * 2 * d;
-    s->query = s->normed + p->out_rows * d, s->attended = s->query + p->out_rows * d;
-    s->gate_up = s->attended + p->out_rows * d, s->hidden = s->gate_up + p->out_rows * 2 * ff;
+static void partition(scratch *s, float *memory, const plan *p, const layer *l) {
+    const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
+    s->kv_in = memory, s->kv = s->kv_in + p->kv_rows * d;
+    s->normed = s->kv + p->kv_rows * 2 * l->kv_heads * l->width;
+    s->query = s->normed + p->out_rows * d, s->attended = s->query + p->out_rows * inner;
+    s->gate_up = s->attended + p->out_rows * inner, s->hidden = s->gate_up + p->out_rows * 2 * ff;
     s->scores = s->hidden + p->out_rows * ff, s->parts = s->scores + p->cells * CHUNK;
 }
 
-static long scratch_size(const plan *p, long d, long ff) {
-    return p->kv_rows * 3 * d + p->out_rows * (3 * d + 3 * ff) + p->cells * (CHUNK + 2 + p->width);
+static long scratch_size(const plan *p, const layer *l) {
+    const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
+    return p->kv_rows * (d + 2 * l->kv_heads * l->width) + p->out_rows * (d + 2 * inner + 3 * ff) +
+           p->cells * (CHUNK + 2 + l->width);
 }
 
-static void share_layer(const plan *p, const layer *l, const scratch *s, const float *rows,
-                        const float *rope, float *out) {
+static void share_layer(const plan *p, const layer *l, long index, const scratch *s,
+                        const float *rows, const float *rope, float *out) {
     const long d = l->query.depth, ff = l->down.depth;
     share_norm(p, l, rows, s->kv_in, s->normed, out);
     share_product(&l->key_value, s->kv_in, s->kv, p->kv_rows, 0);
     share_product(&l->query, s->normed, s->query, p->out_rows, 0);
 #pragma omp barrier
-    share_rope(p, rope, s->kv, s->query);
-    share_attention(p, s->query, s->scores, s->parts, s->attended);
+    share_rope(p, l, index, rope, s->kv, s->query);
+    share_attention(p, l, index, s->query, s->scores, s->parts, s->attended);
     share_product(&l->out, s->attended, out, p->out_rows, 1);
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -172,42 +185,41 @@ static void share_layer(const plan *p, const layer *l, const scratch *s, const f
 }
 
 /* The rows of all sequences, one sequence after the other, (rows, d), through `depth` layers of one
- * shape. rope is (rows, head width / 2, 2). `out` gets the rows of the last layer: all, or with
- * `queries_only` those that write no keys. The widths of a head and of the feed-forward must be
- * multiples of 8. -1 if there is no memory. */
+ * shape. rope is (rows, head width / 2, 2). `out` gets the wanted rows of the last layer. The widths
+ * of a row, of a head and of the feed-forward must be multiples of 8. -1 if there is no memory. */
 int run_layers(const layer *layers, long depth, const sequence_rows *sequences, long count,
-               int queries_only, const float *rows, const float *rope, float *out) {
-    const long d = layers->query.depth, ff = layers->down.depth;
-    plan all = {.heads = layers->heads, .width = d / layers->heads}, last = all;
-    last.queries_only = queries_only;
+               const float *rows, const float *rope, float *out) {
+    const long d = layers->query.depth;
+    plan all = {0}, last = {0};
     sequence_rows *inner = malloc(sizeof(sequence_rows) * 2 * count), *outer = inner + count;
     if (!inner) return -1;
     memcpy(inner, sequences, sizeof(sequence_rows) * count);
     memcpy(outer, sequences, sizeof(sequence_rows) * count);
     float *memory = NULL;
-    if (!make_plan(&all, inner, count) && !make_plan(&last, outer, count)) {
+    if (!make_plan(&all, inner, count, layers->heads, 0) &&
+        !make_plan(&last, outer, count, layers->heads, 1)) {
         const long between = depth > 1 ? 2 * all.rows * d : 0; /* rows between two layers */
-        memory = malloc(sizeof(float) * (scratch_size(depth > 1 ? &all : &last, d, ff) + between));
+        const long size = scratch_size(depth > 1 ? &all : &last, layers);
+        memory = malloc(sizeof(float) * (size + between));
     }
     if (memory) {
 #pragma omp parallel
         {
             const float *from = rows;
             for (long i = 0; i < depth; i++) {
-                plan now = i == depth - 1 ? last : all;
+                const plan *now = i == depth - 1 ? &last : &all;
                 scratch own;
-                now.index = i;
-                partition(&own, memory + (depth > 1 ? 2 * all.rows * d : 0), &now, d, ff);
+                partition(&own, memory + (depth > 1 ? 2 * all.rows * d : 0), now, layers);
                 float *to = i == depth - 1 ? out : memory + i % 2 * all.rows * d;
-                share_layer(&now, layers + i, &own, from, rope, to);
+                share_layer(now, layers + i, i, &own, from, rope, to);
                 from = to;
             }
         }
     }
     const int result = memory ? 0 : -1;
     free(memory);
-    free(all.sequence_of_row);
-    free(last.sequence_of_row);
+    free(all.kv_row);
+    free(last.kv_row);
     free(inner);
     return result;
 }

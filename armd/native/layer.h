@@ -7,19 +7,26 @@ typedef struct {
     matrix query, key_value, out, gate_up, down;
     long heads;
     float epsilon;
+    long kv_heads, width;                     /* width of a head */
+    const float *query_bias, *key_value_bias; /* or NULL */
+    const float *right_bias;                  /* (heads), as in attention.h, or NULL */
 } layer;
 
 /* The rows of one sequence: the first n_kv write keys and values to its KV cache, then all rows
  * attend to the cache. */
 typedef struct {
-    float *const *keys, *const *values; /* of each layer: (slots, heads, width) */
+    float *const *keys, *const *values; /* of each layer: (slots, kv_heads, width) */
     const long *slot_mapping; /* (n_kv): cache slot of each row, or NULL: from `start` on */
     const long *visible;      /* (n_rows): how many slots each row attends to, or NULL: `length` */
     long n_rows, n_kv, start, length;
+    const long *wanted; /* (n_wanted): the rows that leave the last layer, or NULL: all rows */
+    long n_wanted;
+    const long *row_at, *position; /* for right_bias, as in attention.h */
+    long bos_slots;
     /* offsets of this sequence in the buffers of the pass; run_layers sets them */
-    long first_row, first_kv, first_out, first_chunk, first_cell;
+    long first_row, first_out, first_chunk, first_cell, n_out;
 } sequence_rows;
 
 int run_layers(const layer *layers, long depth, const sequence_rows *sequences, long count,
-               int queries_only, const float *rows, const float *rope, float *out);
+               const float *rows, const float *rope, float *out);
 void rms_norm(const float *x, const float *weight, float epsilon, long width, float *out);

@@ -16,8 +16,8 @@ from .structs import declare
 
 HARD = 2
 """OpenMP's word for: keep nothing."""
-HEADERS = ("gemm.h", "attention.h", "layer.h", "forward.h", "sample.h")
-SOURCES = ("gemm.c", "layer.c", "forward.c", "sample.c", "decode_step.c")
+HEADERS = ("gemm.h", "attention.h", "layer.h", "forward.h", "sample.h", "one_stream.h")
+SOURCES = ("gemm.c", "layer.c", "forward.c", "one_stream.c", "sample.c", "decode_step.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
 
 

@@ -8,7 +8,7 @@ is done between them without going back to torch: of a layer (layer.c), of a who
 
 import copy
 from collections.abc import Callable, Sequence
-from ctypes import byref
+from ctypes import addressof, byref, c_long
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -28,18 +28,24 @@ WEIGHTS = ("plain", "fp32", "int8")
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
 NORMS = ("attention_norm", "mlp_norm")
 PANEL = 16
+QUERIES = ("prefix", "mean", "shift", "neighbor")
+"""In the order of forward.h."""
 
 
 class SkinnyLinear(nn.Module):
-    """A linear layer without bias for a few float32 rows, its weights in float32 or int8. What it
-    makes of a row does not depend, to the last bit, on the rows beside it."""
+    """A linear layer for a few float32 rows, its weights in float32 or int8. What it makes of a row
+    does not depend, to the last bit, on the rows beside it."""
 
     panels: Tensor
     scale: Tensor | None
+    bias: nn.Parameter | None
 
-    def __init__(self, weight: Float[Tensor, "n m"], *, int8: bool) -> None:
+    def __init__(
+        self, weight: Float[Tensor, "n m"], bias: nn.Parameter | None = None, *, int8: bool
+    ) -> None:
         super().__init__()
         self.outputs, self.depth = weight.shape
+        self.register_parameter("bias", bias)
         weight, scale = weight.detach(), None
         if int8:
             scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
@@ -53,7 +59,8 @@ class SkinnyLinear(nn.Module):
         out = rows.new_empty(len(rows), self.outputs)
         told = byref(self.address())
         library().skinny_product(told, rows.data_ptr(), out.data_ptr(), len(rows))
-        return out.view(*x.shape[:-1], self.outputs)
+        out = out.view(*x.shape[:-1], self.outputs)
+        return out if self.bias is None else out + self.bias
 
     def address(self) -> Matrix:
         """Where the C functions find it."""
@@ -72,20 +79,27 @@ class FastLayer(Layer):
     @property
     def fits(self) -> bool:
         """Its widths are whole vectors of eight; what others need is left to torch."""
-        d, ff = cast(SkinnyLinear, self.query).depth, cast(SkinnyLinear, self.down).depth
-        return d // self.heads % 8 == 0 and ff % 8 == 0
+        query, ff = cast(SkinnyLinear, self.query), cast(SkinnyLinear, self.down).depth
+        widths = (query.depth, query.outputs // self.heads, ff)
+        return all(width % 8 == 0 for width in widths)
 
     def parts(self) -> list[int]:
         """Where its weights are. Asked for in every pass, so past nn.Module's slow attributes."""
         modules: dict[str, Any] = self._modules
         norms = (modules[name]._parameters["weight"] for name in NORMS)
         panels = (modules[name]._buffers["panels"] for name in MATRICES)
-        return [part.data_ptr() for part in (*norms, *panels)]
+        biases = [modules[name]._parameters["bias"] for name in ("query", "key_value")]
+        biases.append(self._parameters.get("right_bias"))
+        optional = [0 if part is None else part.data_ptr() for part in biases]
+        return [*(part.data_ptr() for part in (*norms, *panels)), *optional]
 
     def address(self) -> LayerWeights:
         """Where layer.c finds them."""
-        matrices = (cast(SkinnyLinear, getattr(self, name)).address() for name in MATRICES)
-        return LayerWeights(*self.parts()[:2], *matrices, self.heads, self.attention_norm.eps)
+        modules = [cast(SkinnyLinear, getattr(self, name)) for name in MATRICES]
+        parts, matrices = self.parts(), (module.address() for module in modules)
+        width = modules[0].outputs // self.heads
+        shape = (self.heads, self.attention_norm.eps, modules[1].outputs // (2 * width), width)
+        return LayerWeights(*parts[:2], *matrices, *shape, *(part or None for part in parts[-3:]))
 
 
 # beside the modules, not in them: what holds addresses can't be copied
@@ -119,10 +133,14 @@ def through(
     left = sum(text[5] for text in texts) if last else 0
     out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
     told = (SequenceRows * len(texts))(*texts)
+    kept = [(c_long * (t.n_rows - t.n_kv))(*range(t.n_kv, t.n_rows)) for t in told]
+    for text, wanted in zip(told, kept, strict=True):
+        if last:
+            text.wanted, text.n_wanted = addressof(wanted), len(wanted)
     ends = (tensor.data_ptr() for tensor in (rows, turn, out))
     parts = [part for layer in layers for part in layer.parts()]
     weights = addressed(layers[0], parts, lambda: addresses_of(layers))
-    if library().run_layers(weights, len(layers), told, len(texts), last, *ends):
+    if library().run_layers(weights, len(layers), told, len(texts), *ends):
         raise MemoryError("no memory for a decoding pass")
     return out
 
@@ -150,32 +168,31 @@ class FastLM(ArmdLM):
 
     @cached_property
     def whole(self) -> bool:
-        """forward.c can take a pass through all of it: there are two streams, they start as the
-        paper's do, and every layer fits."""
-        usual = (
-            type(self).first_query_from_sums is ArmdLM.first_query_from_sums
-            and self.config.query != "shift"
-        )
+        """decode_step.c can run all of it: rows start as in ArmdLM, and every layer fits."""
+        usual = type(self).first_query_from_sums is ArmdLM.first_query_from_sums
         return usual and all(isinstance(part, FastLayer) and part.fits for part in self.layers)
 
     def address(self) -> NetworkWeights:
         """Where forward.c finds it."""
         layers = [cast(FastLayer, layer) for layer in self.layers]
-        norms = [norm.weight.data_ptr() for norm in (self.query_norm, self.norm)]
         head = cast(SkinnyLinear, self.head).panels
-        ends = [part.data_ptr() for part in (self.embedding.weight, self.bos, head)]
+        weights: list[Tensor | None] = [self.norm.weight, self.embedding.weight, self.bos, head]
+        query_norm = getattr(self, "query_norm", None)  # no part of query="shift"
+        weights += [query_norm and query_norm.weight]
+        weights += [getattr(self, name, None) for name in ("unknown", "gate")]  # of "neighbor"
+        pointers = [0 if weight is None else weight.data_ptr() for weight in weights]
         parts = [part for layer in layers for part in layer.parts()]
-        return addressed(self, norms + ends + parts, lambda: self._addresses(layers, norms, ends))
+        return addressed(self, pointers + parts, lambda: self._addresses(layers, pointers))
 
-    def _addresses(
-        self, layers: list[FastLayer], norms: list[int], ends: list[int]
-    ) -> NetworkWeights:
+    def _addresses(self, layers: list[FastLayer], pointers: list[int]) -> NetworkWeights:
         config, head = self.config, cast(SkinnyLinear, self.head).address()
-        mean = config.query == "mean"
-        codes = 1 if mean else config.d_pe
+        norm, embedding, bos, _, *optional = pointers
+        query_norm, *neighbor = (pointer or None for pointer in optional)
+        codes = config.d_pe if config.query in ("prefix", "neighbor") else 1
         sizes = (config.n_two_stream, len(layers))
-        start = (addresses_of(layers), *sizes, *norms, config.norm_eps, codes, mean)
-        return NetworkWeights(*start, *ends[:2], head)
+        norms = (query_norm, norm, config.norm_eps)
+        start = (addresses_of(layers), *sizes, *norms, codes, QUERIES.index(config.query))
+        return NetworkWeights(*start, embedding, bos, head, *neighbor, config.init_std)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)
@@ -207,9 +224,10 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
         layer = cast(Layer, part)
         for name in MATRICES:
             linear = cast(nn.Linear, getattr(layer, name))
-            setattr(layer, name, SkinnyLinear(linear.weight, int8=weights == "int8"))
+            packed = SkinnyLinear(linear.weight, linear.bias, int8=weights == "int8")
+            setattr(layer, name, packed)
         layer.__class__ = FAST.get(type(layer), type(layer))
-    cast(FastLM, fast).head = SkinnyLinear(fast.embedding.weight, int8=weights == "int8")
+    cast(FastLM, fast).head = SkinnyLinear(model.head_matrix(), int8=weights == "int8")
     return fast.eval()
 
 

@@ -79,6 +79,10 @@ static int filters(const sampling *c) {
     return c->temperature > 0 && (c->top_k || c->top_p || c->min_p);
 }
 
+static int penalised(const sampling *c, const unsigned char *const *seen, long row) {
+    return c->repetition_penalty != 1 && seen && seen[row];
+}
+
 /* Weights in (0, 1] fall into buckets by size, the largest first: 16 for each power of two, the last
  * for all that is tiny. Only the one bucket in which a filter ends has to be sorted. */
 enum { BUCKETS = 64 * 16 + 2 };
@@ -138,13 +142,41 @@ static int is_kept(double weight, long token, item last) {
     return weight > last.weight || (weight == last.weight && token <= last.token);
 }
 
-/* Sample among the tokens that the filters keep. `weights` and `items` have room for all tokens. */
-static long sample_filtered(const float *logits, long count, double most, const sampling *c,
-                            double uniform, double *weights, item *items) {
+/* Weights of all tokens, relative to the largest logit. */
+static void fill_weights(const float *logits, long count, double most, double rate,
+                         double *weights) {
     for (long start = 0; start < count; start += BLOCK) {
         const long left = count - start;
-        weigh(logits + start, left < BLOCK ? left : BLOCK, most, rate_of(c), weights + start);
+        weigh(logits + start, left < BLOCK ? left : BLOCK, most, rate, weights + start);
     }
+}
+
+/* The logits in float64, those of tokens that the sequence has made smaller. Returns the first of the
+ * largest. */
+static long penalise(const float *logits, long count, const unsigned char *seen, double penalty,
+                     double *scores) {
+    long best = 0;
+    for (long i = 0; i < count; i++) {
+        const double x = logits[i];
+        scores[i] = !seen[i] ? x : x > 0 ? x / penalty : x * penalty;
+        if (scores[i] > scores[best]) best = i;
+    }
+    return best;
+}
+
+/* From scores to weights relative to the largest, in place. */
+static void weigh_scores(double *scores, long count, double most, double rate) {
+    for (long i = 0; i < count; i += 4) {
+        quad x = {0};
+        for (int j = 0; j < 4; j++) x[j] = i + j < count ? scores[i + j] : -INFINITY;
+        const quad weight = exponential((x - most) * rate);
+        for (int j = 0; j < 4 && i + j < count; j++) scores[i + j] = weight[j];
+    }
+}
+
+/* Sample among the tokens that the filters keep. `items` has room for all tokens. */
+static long sample_weights(double *weights, long count, const sampling *c, double uniform,
+                           item *items) {
     /* top-p counts the weight that top-k keeps */
     for (int pass = 0; pass < 2; pass++) {
         const long top_k = pass ? 0 : c->top_k;
@@ -174,11 +206,31 @@ static long first_largest(const float *logits, long count, float most) {
     return 0;
 }
 
-/* logits (rows, count), uniform and samplings (rows); given[r] >= 0 is a token to be taken; given may
- * be NULL. logp is the log-probability of the token at temperature 1. The token of a row whose logits
+/* For rows with filters or a penalty, which need the weights of all tokens at once. -1 if there is no
+ * memory. */
+static long sample_slowly(const float *logits, long count, double most, const sampling *c,
+                          const unsigned char *seen, double uniform) {
+    double *weights = malloc((sizeof(double) + sizeof(item)) * count);
+    if (!weights) return -1;
+    long token = 0;
+    if (seen) {
+        token = penalise(logits, count, seen, c->repetition_penalty, weights);
+        if (c->temperature > 0) weigh_scores(weights, count, weights[token], rate_of(c));
+    } else
+        fill_weights(logits, count, most, rate_of(c), weights);
+    if (c->temperature > 0)
+        token = sample_weights(weights, count, c, uniform, (item *)(weights + count));
+    free(weights);
+    return token;
+}
+
+/* logits (rows, count), uniform and samplings (rows); given[r] >= 0 is a token to be taken; seen[r],
+ * (count), says which tokens the penalty applies to. given, seen and seen[r] may be NULL. logp is the
+ * log-probability of the token at temperature 1 without a penalty. The token of a row whose logits
  * are NaN or infinite is -1. Returns -1 if there is no memory. */
 int sample_rows(const float *logits, const double *uniform, const long *given,
-                const sampling *samplings, long rows, long count, long *token, double *logp) {
+                const sampling *samplings, const unsigned char *const *seen, long rows, long count,
+                long *token, double *logp) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
     double *sums = malloc(sizeof(double) * rows * (2 * blocks + 1));
     if (!sums) return -1;
@@ -203,7 +255,7 @@ int sample_rows(const float *logits, const double *uniform, const long *given,
             const float *part = logits + r * count + start;
             sums[i] = plain[i] = weigh(part, size, most[r], 1, NULL);
             const sampling *c = samplings + r;
-            if (c->temperature > 0 && c->temperature != 1 && !filters(c))
+            if (c->temperature > 0 && c->temperature != 1 && !filters(c) && !penalised(c, seen, r))
                 sums[i] = weigh(part, size, most[r], rate_of(c), NULL);
         }
 #pragma omp for schedule(static)
@@ -218,17 +270,13 @@ int sample_rows(const float *logits, const double *uniform, const long *given,
             }
             if (given && given[r] >= 0)
                 token[r] = given[r];
-            else if (c->temperature <= 0)
+            else if (filters(c) || penalised(c, seen, r)) {
+                const unsigned char *has = penalised(c, seen, r) ? seen[r] : NULL;
+                token[r] = sample_slowly(row, count, most[r], c, has, uniform[r]);
+                if (token[r] < 0) token[r] = 0, failed = -1;
+            } else if (c->temperature <= 0)
                 token[r] = first_largest(row, count, most[r]);
-            else if (filters(c)) {
-                double *weights = malloc((sizeof(double) + sizeof(item)) * count);
-                if (weights)
-                    token[r] = sample_filtered(row, count, most[r], c, uniform[r], weights,
-                                        (item *)(weights + count));
-                else
-                    token[r] = 0, failed = -1;
-                free(weights);
-            } else
+            else
                 token[r] = invert(row, count, most[r], rate_of(c), uniform[r], sums + r * blocks);
             logp[r] = row[token[r]] - most[r] - log(total);
         }

@@ -9,4 +9,5 @@ typedef struct {
 } sampling;
 
 int sample_rows(const float *logits, const double *uniform, const long *given,
-                const sampling *samplings, long rows, long count, long *token, double *logp);
+                const sampling *samplings, const unsigned char *const *seen, long rows, long count,
+                long *token, double *logp);

@@ -31,6 +31,11 @@ class LayerWeights(ctypes.Structure):
         ("down", Matrix),
         ("heads", c_long),
         ("epsilon", c_float),
+        ("kv_heads", c_long),
+        ("width", c_long),
+        ("query_bias", c_void_p),
+        ("key_value_bias", c_void_p),
+        ("right_bias", c_void_p),
     )
 
 
@@ -40,8 +45,12 @@ class SequenceRows(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values", "slot_mapping", "visible")),
         *((name, c_long) for name in ("n_rows", "n_kv", "start", "length")),
-        *((name, c_long) for name in ("first_row", "first_kv", "first_out")),
-        *((name, c_long) for name in ("first_chunk", "first_cell")),
+        ("wanted", c_void_p),
+        ("n_wanted", c_long),
+        *((name, c_void_p) for name in ("row_at", "position")),
+        ("bos_slots", c_long),
+        *((name, c_long) for name in ("first_row", "first_out", "first_chunk")),
+        *((name, c_long) for name in ("first_cell", "n_out")),
     )
 
 
@@ -60,10 +69,13 @@ class NetworkWeights(ctypes.Structure):
         ("norm", c_void_p),
         ("epsilon", c_float),
         ("codes", c_long),
-        ("mean", c_int),
+        ("query", c_int),
         ("embedding", c_void_p),
         ("bos", c_void_p),
         ("head", Matrix),
+        ("unknown", c_void_p),
+        ("gate", c_void_p),
+        ("init_std", c_float),
     )
 
 
@@ -99,7 +111,7 @@ class NativeSequence(ctypes.Structure):
         *((name, c_void_p) for name in ("step_ends", "uniform", "known", "tokens", "logp")),
         *((name, c_void_p) for name in ("strict", "low_limit", "high_limit", "seen")),
         ("sampling", NativeSampling),
-        *((name, c_long) for name in ("padding_slot", "step", "broken")),
+        *((name, c_long) for name in ("padding_slot", "step", "broken", "prefix_rows")),
     )
 
 
@@ -129,13 +141,13 @@ def declare(library: Any) -> Any:
     library.skinny_product.argtypes = [POINTER(Matrix), pointer, pointer, c_long]
     library.skinny_product.restype = None
     layers, sequences = [POINTER(LayerWeights), c_long], [POINTER(SequenceRows), c_long]
-    library.run_layers.argtypes = [*layers, *sequences, c_int, *[pointer] * 3]
+    library.run_layers.argtypes = [*layers, *sequences, *[pointer] * 3]
     library.run_layers.restype = c_int
     inputs = [POINTER(ForwardInput), c_long]
     library.forward_pass.argtypes = [POINTER(NetworkWeights), *inputs, *[pointer] * 6]
     library.forward_pass.restype = c_int
     rows = [pointer, pointer, pointer, POINTER(NativeSampling)]
-    library.sample_rows.argtypes = [*rows, c_long, c_long, pointer, pointer]
+    library.sample_rows.argtypes = [*rows, pointer, c_long, c_long, pointer, pointer]
     library.sample_rows.restype = c_int
     sequences = [pointer, c_long]
     library.decode_step.argtypes = [POINTER(NetworkWeights), *sequences, *[pointer] * 3]

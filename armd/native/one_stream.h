@@ -1,0 +1,27 @@
+/* The plan and state of a sequence, and the forward pass of one_stream.c. */
+#pragma once
+#include "forward.h"
+#include "sample.h"
+
+/* One sequence of n tokens. "Generation order" is the order in which tokens are written. */
+typedef struct {
+    float *const *keys, *const *values; /* KV cache of each layer */
+    float *prefix_state;                /* (codes, d), updated in place */
+    const long *position;  /* (n): natural position of each token, in generation order */
+    const long *rank;      /* (n): generation index of each natural position */
+    const long *step_ends; /* number of tokens there are after the prefill and after each step */
+    const double *uniform; /* (n): a number in [0, 1) for each token, in generation order */
+    const char *known;     /* (n): whether a token is given; this and the next two in natural order */
+    long *tokens;          /* (n) */
+    double *logp;          /* (n): of the tokens drawn */
+    const long *strict, *low_limit, *high_limit; /* as in `forward_input`, for the first pass */
+    unsigned char *seen; /* (vocabulary): whether the sequence has this token, or NULL */
+    sampling sampling;
+    long padding_slot; /* as in `forward_input` */
+    long step;         /* index of its next step */
+    long broken;       /* its logits were NaN or infinite; it cannot go on */
+    long prefix_rows;  /* NEIGHBOR: how many context rows prefix_state sums over so far */
+} sequence;
+
+int one_stream_pass(const network *net, sequence *const *sequences, long count, const float *code,
+                    const float *rope, float *out);
