@@ -20,7 +20,7 @@ from armd.train.export import export
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(params=["prefix", "shift"])
+@pytest.fixture(params=["prefix", "shift", "neighbor"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[armd.ArmdLM, Path]:
     model = case_of("random", 5, 1, query=request.param, n_two_stream=2).model
     model.save_pretrained(tmp_path / "model")
@@ -43,7 +43,16 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
 ) -> None:
     files = {path.name for path in saved[1].iterdir()}
     code = ["attention_inputs", "configuration_armd", "cpu_ops", "errors", "head", "layers"]
-    code += ["modeling_armd", "order", "prefix", "shapes", "streams", "strict_model"]
+    code += [
+        "limited_attention",
+        "modeling_armd",
+        "neighbor",
+        "order",
+        "prefix",
+        "shapes",
+        "streams",
+        "strict_model",
+    ]
     assert files == {"config.json", "model.safetensors", *(f"{name}.py" for name in code)}
 
 

@@ -25,12 +25,22 @@ class AttentionInputs:
     """M^c among context rows: own and earlier blocks."""
     query: Mask = None
     """M^c among query rows, for the layers above the two streams."""
+    batch: int = 1
+    """How many texts, where all their rows come in one sequence."""
 
 
 def context_position(order: Order) -> Int[Tensor, "b n"]:
     """Where the context rows stand: BOS at 0, tokens at 1..n. The last token drawn has no row,
     because no query may see it."""
     return nn.functional.pad(order.position[:, :-1] + 1, (1, 0))
+
+
+def block_limits(order: Order) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]:
+    """How many context rows each query row sees, those of earlier blocks, and each context row,
+    those of its own block too."""
+    context_block = nn.functional.pad(order.block[:, :-1], (1, 0), value=-1)
+    limit = torch.searchsorted(context_block, order.block)
+    return limit, torch.searchsorted(context_block, context_block, right=True)
 
 
 def attention_inputs(order: Order, config: ArmdConfig, dtype: torch.dtype) -> AttentionInputs:
@@ -42,9 +52,7 @@ def attention_inputs(order: Order, config: ArmdConfig, dtype: torch.dtype) -> At
     if order.single_token_blocks:
         return AttentionInputs(context_rope, query_rope, limit=None)
     n = len(order)
-    context_block = nn.functional.pad(order.block[:, :-1], (1, 0), value=-1)
-    limit = torch.searchsorted(context_block, order.block)
-    reach = torch.searchsorted(context_block, context_block, right=True)
+    limit, reach = block_limits(order)
     among = torch.searchsorted(order.block, order.block, right=True)
     masks: list[Mask] = [mask_from_limit(m, n) for m in (limit, reach, among)]
     return AttentionInputs(context_rope, query_rope, limit, *masks)

@@ -1,5 +1,6 @@
 """The parts of a layer: its weights, its masks, its positions, and the one attention call."""
 
+from math import pi
 from typing import Literal
 
 import torch
@@ -9,16 +10,20 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm, apply_rope, swiglu
+from .limited_attention import LimitMask, attend, limit_mask, scores_mask
 from .shapes import Bool, Float, Int, Tensor
 
-Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | Literal["all"] | None
+Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | LimitMask | Literal["all"] | None
 
 
-def mask_from_limit(limit: Int[Tensor, "b n"], keys: int) -> Mask:
+def mask_from_limit(
+    limit: Int[Tensor, "b n"], keys: int, right: Bool[Tensor, "b n m"] | None = None
+) -> Mask:
     """Row k sees keys 0..limit_k - 1. In generation order every mask of the paper is of this form,
-    because what a row may see (blocks before its own, or up to its own) is always a prefix."""
-    if limit.device.type != "cuda":
-        return bool_mask(limit, keys)
+    because what a row may see (blocks before its own, or up to its own) is always a prefix.
+    `right`: where a key stands to the right of a row, if a bias is added there."""
+    if limit.device.type != "cuda" or right is not None:
+        return limit_mask(limit, keys, right)
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k < limit[b, q]
@@ -37,44 +42,79 @@ _flex = torch.compile(flex_attention, dynamic=True)
 
 def attention(
     query: Float[Tensor, "b n h e"],
-    key: Float[Tensor, "b m h e"],
-    value: Float[Tensor, "b m h e"],
+    key: Float[Tensor, "b m kv e"],
+    value: Float[Tensor, "b m kv e"],
     mask: Mask = None,
+    right_bias: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "b n h e"]:
-    """The one attention call. mask None: row k sees keys 0..k; "all": it sees every key."""
+    """The one attention call. mask None: row k sees keys 0..k; "all": it sees every key. Heads of
+    keys may be fewer than those of queries, and are then read by several each."""
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if isinstance(mask, BlockMask):
-        out = _flex(q, k, v, block_mask=mask)
+        out = _flex(q, k, v, block_mask=mask, **grouped)
     elif mask is None or isinstance(mask, str):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=mask is None)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=mask is None, **grouped)
+    elif isinstance(mask, LimitMask):
+        if grouped:
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        out = _limited(q, k, v, mask, right_bias)
     else:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped)
     return out.transpose(1, 2)
 
 
+def _limited(
+    q: Tensor, k: Tensor, v: Tensor, mask: LimitMask, bias: Tensor | None
+) -> Float[Tensor, "b h n e"]:
+    bias = None if mask.right is None else bias
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+        return attend(q, k, v, mask, bias)
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense())
+    added = scores_mask(mask, slice(None), mask.keys, bias, q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=added)
+
+
 def rope_cos_sin(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:
-    """Cosine and sine of the angle by which rotary turns each pair of channels at a position."""
+    """Cosine and sine of the angle by which RoPE rotates each pair of channels at a position."""
     half = config.d_head // 2
     exponent = torch.arange(half, device=position.device, dtype=torch.float64) / half
-    angle = position[..., None].double() * config.rope_base**-exponent
+    frequency = _scaled(config.rope_base**-exponent, config.rope_llama3)
+    angle = position[..., None].double() * frequency
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
+def _scaled(
+    frequency: Float[Tensor, "half"], llama3: dict[str, float] | None
+) -> Float[Tensor, "half"]:
+    """Llama 3's RoPE for long texts: slow pairs are slowed by a factor, fast ones stay as they are,
+    those between are blended."""
+    if llama3 is None:
+        return frequency
+    low, high = llama3["low_freq_factor"], llama3["high_freq_factor"]
+    turns = llama3["original_max_position_embeddings"] * frequency / (2 * pi)
+    stay = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (stay + (1 - stay) / llama3["factor"])
+
+
 class Layer(nn.Module):
-    """The weights of a transformer layer: pre-norm attention and SwiGLU, no biases. What flows
-    through them (one stream or two) is the subclasses' affair, in modeling_armd.py."""
+    """The weights of a transformer layer: pre-norm attention and SwiGLU. What flows through them
+    (one stream or two) is the subclasses' affair, in streams.py."""
 
     def __init__(self, config: ArmdConfig) -> None:
         super().__init__()
-        d, self.heads = config.d_model, config.n_heads
+        d, self.heads, self.kv_heads = config.d_model, config.n_heads, config.n_kv_heads
+        queries, pairs = self.heads * config.d_head, 2 * self.kv_heads * config.d_head
         self.attention_norm = RmsNorm(d, eps=config.norm_eps)
-        self.query = nn.Linear(d, d, bias=False)
-        self.key_value = nn.Linear(d, 2 * d, bias=False)
-        self.out = nn.Linear(d, d, bias=False)
+        self.query = nn.Linear(d, queries, bias=config.qkv_bias)
+        self.key_value = nn.Linear(d, pairs, bias=config.qkv_bias)
+        self.out = nn.Linear(queries, d, bias=False)
         self.mlp_norm = RmsNorm(d, eps=config.norm_eps)
         self.gate_up = nn.Linear(d, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, d, bias=False)
         self.dropout = Dropout(config.dropout)
+        self.right_bias = nn.Parameter(torch.zeros(self.heads)) if config.right_bias else None
 
     def queries(
         self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n half 2"]
@@ -83,8 +123,8 @@ class Layer(nn.Module):
 
     def keys_values(
         self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n half 2"]
-    ) -> tuple[Float[Tensor, "b n h e"], Float[Tensor, "b n h e"]]:
-        key, value = self.key_value(rows).unflatten(-1, (2, self.heads, -1)).unbind(-3)
+    ) -> tuple[Float[Tensor, "b n kv e"], Float[Tensor, "b n kv e"]]:
+        key, value = self.key_value(rows).unflatten(-1, (2, self.kv_heads, -1)).unbind(-3)
         return apply_rope(key, rope), value
 
     def project_and_mlp(

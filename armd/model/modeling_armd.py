@@ -19,10 +19,11 @@ from .cpu_ops import Dropout, RmsNorm
 from .errors import ArmdError
 from .head import IGNORE, accumulate_dtype, weighted_loss
 from .layers import Layer, rope_cos_sin
+from .neighbor import ExtraRows, extra_rows, neighbor_inputs
 from .order import Order, left_to_right
 from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
-from .streams import CausalLayer, LastTwoStreamLayer, TwoStreamLayer
+from .streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
 from .strict_model import StrictModel
 
 
@@ -33,7 +34,12 @@ class ArmdLM(StrictModel):
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules = ["TwoStreamLayer", "LastTwoStreamLayer", "CausalLayer"]  # noqa: RUF012
+    _no_split_modules = [  # noqa: RUF012
+        "TwoStreamLayer",
+        "LastTwoStreamLayer",
+        "CausalLayer",
+        "NeighborLayer",
+    ]
     causal_layer = CausalLayer
     config: ArmdConfig
 
@@ -41,18 +47,29 @@ class ArmdLM(StrictModel):
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.bos = nn.Parameter(torch.empty(config.d_model))
-        two = 0 if config.query == "shift" else config.n_two_stream
-        kinds = [TwoStreamLayer] * (two - 1) + [LastTwoStreamLayer] * (two > 0)
-        kinds += [self.causal_layer] * (config.n_layers - two)
-        self.layers = nn.ModuleList(kind(config) for kind in kinds)
-        if config.query == "prefix":
+        self.layers = nn.ModuleList(kind(config) for kind in self._layer_kinds())
+        if config.query in ("prefix", "neighbor"):
             self.position_code = PositionCode(config.d_model, config.d_pe)
         if config.query != "shift":
             self.query_norm = RmsNorm(config.d_model, eps=config.norm_eps)
+        if config.query == "neighbor":
+            self.unknown = nn.Parameter(torch.empty(config.d_model))
+            self.gate = nn.Parameter(torch.empty(1))
+        if not config.tie_word_embeddings:
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.norm = RmsNorm(config.d_model, eps=config.norm_eps)
         self.dropout = Dropout(config.dropout)
         self.gradient_checkpointing = False
         self.post_init()
+
+    def _layer_kinds(self) -> list[type[Layer]]:
+        config = self.config
+        if config.query == "neighbor":
+            return [NeighborLayer] * config.n_layers
+        two = 0 if config.query == "shift" else config.n_two_stream
+        kinds: list[type[Layer]] = [TwoStreamLayer] * (two - 1)
+        kinds += [LastTwoStreamLayer] * (two > 0)
+        return kinds + [self.causal_layer] * (config.n_layers - two)
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.init_std
@@ -62,6 +79,11 @@ class ArmdLM(StrictModel):
             nn.init.ones_(module.weight)
         elif isinstance(module, ArmdLM):
             nn.init.normal_(module.bos, std=std)
+            if self.config.query == "neighbor":
+                nn.init.normal_(module.unknown, std=std)
+                nn.init.ones_(module.gate)
+            if not self.config.tie_word_embeddings:
+                nn.init.normal_(module.head.weight, std=std)
             # Here, not when their own turn comes: of a model that is not its own, transformers
             # passes over every module that holds its parameters in children only.
             for part in module.modules():
@@ -77,6 +99,10 @@ class ArmdLM(StrictModel):
         elif isinstance(part, Layer):
             for linear in (part.query, part.key_value, part.gate_up):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+            if part.right_bias is not None:
+                nn.init.zeros_(part.right_bias)
             for linear in (part.out, part.down):  # 2L branches add up to about one
                 spread = (2 * self.config.n_layers * linear.in_features) ** -0.5
                 nn.init.normal_(linear.weight, std=spread)
@@ -89,6 +115,8 @@ class ArmdLM(StrictModel):
         order = self._fit(tokens, order)
         drawn = tokens.gather(1, order.position.expand(tokens.shape))
         context = self.dropout(self.context_rows(drawn[:, :-1]))
+        if self.config.query == "neighbor":
+            return self._hidden_of_neighbors(context, order)
         inputs = attention_inputs(order, self.config, context.dtype)
         if self.config.query == "shift":
             wanted = order.position + 1
@@ -97,12 +125,47 @@ class ArmdLM(StrictModel):
             inputs = replace(inputs, query_rope=rope.to(context.dtype))
         else:
             rows = torch.stack([context, self._first_query(context, order, inputs)])
+        return self.norm(self._through_layers(rows, inputs))
+
+    def _through_layers(self, rows: Tensor, inputs: AttentionInputs) -> Tensor:
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
                 rows = checkpoint(layer, rows, inputs, use_reentrant=False)
             else:
                 rows = layer(rows, inputs)
-        return self.norm(rows)
+        return rows
+
+    def _hidden_of_neighbors(self, context: Tensor, order: Order) -> Tensor:
+        """The final rows where most query rows are context rows: see neighbor.py."""
+        (batch, n, d), extra = context.shape, extra_rows(order)
+        inputs = neighbor_inputs(order, extra, self.config, batch, context.dtype)
+        if extra is None:
+            return self.norm(self._through_layers(self._with_all_weights(context), inputs))
+        first = self._first_extra(context, order, extra)
+        rows = torch.cat([context.flatten(0, 1), first.flatten(0, 1)])[None]
+        rows = self._through_layers(rows, inputs)
+        return self.norm(rows[0, extra.source_in_batch(batch)]).view(batch, n, d)
+
+    def _first_extra(self, context: Tensor, order: Order, extra: ExtraRows) -> Tensor:
+        """The first rows of the extra queries: the token before, or what stands for it."""
+        batch, n, d = context.shape
+        index = extra.neighbor.expand(batch, -1)[..., None].expand(-1, -1, d)
+        near = context.gather(1, index)
+        if bool(extra.known.all()):
+            return self._with_all_weights(near)
+        code = self.position_codes(n + 1).to(context.dtype)
+        weight = code[extra.position + 1] @ code[context_position(order)].mT
+        seen = torch.arange(n, device=context.device) < extra.limit[..., None]
+        unknown = self.first_query_from_sums((weight * seen) @ context, extra.limit)
+        return torch.where(extra.known[..., None], near, unknown)
+
+    def _with_all_weights(self, rows: Tensor) -> Tensor:
+        """The same rows. In training those weights that an order has no use for get a gradient of
+        zero: processes that train together must have gradients of the same weights."""
+        if not (self.training and torch.is_grad_enabled()):
+            return rows
+        parts = [self.unknown, self.gate, self.query_norm.weight, *self.position_code.parameters()]
+        return rows + 0 * torch.stack([part.sum() for part in parts]).sum().to(rows.dtype)
 
     def context_rows(self, drawn: Int[Tensor, "b m"]) -> Float[Tensor, "b n d"]:
         """X^0: BOS, in a block before all others, then the tokens drawn so far."""
@@ -127,16 +190,16 @@ class ArmdLM(StrictModel):
 
     def position_codes(self, length: int) -> Float[Tensor, "n p"]:
         """PE of positions 0..length-1; for the mean, one constant for all makes it a plain sum."""
-        if self.config.query != "prefix":
+        if self.config.query not in ("prefix", "neighbor"):
             return self.bos.new_ones(length, 1)
         return self.position_code(length)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        """The head, tied to the embedding."""
+        """The head: the embedding, or a matrix of its own."""
         return nn.functional.linear(rows, self.head_matrix())
 
     def head_matrix(self) -> Float[Tensor, "v d"]:
-        return self.embedding.weight
+        return self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
 
     def _first_query(self, context: Tensor, order: Order, inputs: AttentionInputs) -> Tensor:
         """G^0: prefix aggregation over what each row sees."""
@@ -151,11 +214,15 @@ class ArmdLM(StrictModel):
     def first_query_from_sums(
         self, sums: Float[Tensor, "*b n d"], count: Int[Tensor, "*b2 n"] | None
     ) -> Float[Tensor, "*b n d"]:
-        """G^0 from sums over `count` context rows, which only a mean asks for."""
+        """G^0 from sums over `count` context rows, which only a mean asks for. With neighbors, the
+        row of a query whose neighbor is unknown, about as large as an embedding."""
         if self.config.query == "mean":
             assert count is not None
             sums = sums / count[..., None]
-        return self.query_norm(sums)
+        first = self.query_norm(sums)
+        if self.config.query == "neighbor":
+            first = self.unknown + self.config.init_std * self.gate * first
+        return first
 
     def forward(
         self,

@@ -8,7 +8,7 @@ the parameters, passed by name, so that gradients flow into the very weights of 
 """
 
 from collections.abc import Callable, Mapping
-from math import cos, inf, sin, sqrt
+from math import cos, inf, pi, sin, sqrt
 
 import torch
 
@@ -34,7 +34,7 @@ def logits_of_one(
     weights: Weights, config: ArmdConfig, text: Int[Tensor, "n"], order: Order
 ) -> Float[Tensor, "n v"]:
     """Two streams through L2s layers, the query stream alone through the other L - L2s ("Model
-    Architecture"), then the tied head."""
+    Architecture"), then the head."""
     embedding = weights["embedding.weight"]
     X = torch.stack([weights["bos"], *(embedding[token] for token in text[order.position])])
     x_block = [-1, *order.block.tolist()]  # BOS is in a block before all others
@@ -43,6 +43,8 @@ def logits_of_one(
     G = first_query(weights, config, X, x_block, x_position)
     if config.query == "shift":
         g_position = x_position[:-1]  # the shifted query stands where its token stands
+    if config.query == "neighbor":
+        g_position = [p - 1 for p in g_position]  # and so does the neighbor
 
     strict = mask(g_block, x_block, lambda i, n: i < n)
     causal = mask(x_block, x_block, lambda i, n: i <= n)
@@ -50,15 +52,17 @@ def logits_of_one(
     for number in range(config.n_two_stream):
         layer = Equations(weights, config, number)
         K, V = layer.keys_values(X, x_position)
+        right_of_x, right_of_g = (layer.right(p, x_position) for p in (x_position, g_position))
         X, G = (
-            layer.update(X, layer.queries(X, x_position), K, V, causal),
-            layer.update(G, layer.queries(G, g_position), K, V, strict),
+            layer.update(X, layer.queries(X, x_position), K, V, causal + right_of_x),
+            layer.update(G, layer.queries(G, g_position), K, V, strict + right_of_g),
         )
     for number in range(config.n_two_stream, config.n_layers):
         layer = Equations(weights, config, number)
         K, V = layer.keys_values(G, g_position)
         G = layer.update(G, layer.queries(G, g_position), K, V, above)
-    return rms_norm(G, weights["norm.weight"], config.norm_eps) @ embedding.T
+    head = embedding if config.tie_word_embeddings else weights["head.weight"]
+    return rms_norm(G, weights["norm.weight"], config.norm_eps) @ head.T
 
 
 def mask(
@@ -72,7 +76,8 @@ def mask(
 def first_query(
     weights: Weights, config: ArmdConfig, X: Tensor, block: list[int], position: list[int]
 ) -> Float[Tensor, "n d"]:
-    """G^0 from f_q^sc: prefix aggregation, the mean of the past, or the token before."""
+    """G^0 from f_q^sc: prefix aggregation, the mean of the past, or the token before: the last one
+    drawn, or the one at the position before, if that is known."""
     if config.query == "shift":
         return X[:-1]
     M = torch.tensor([[float(i < n) for i in block] for n in block[1:]]).to(X)
@@ -81,7 +86,15 @@ def first_query(
     else:
         PE = torch.stack([position_code(weights, config, p) for p in position])
         G = ((PE[1:] @ PE.T) * M) @ X  # eq. PA_matrix, with M^sc in {0, 1}
-    return rms_norm(G, weights["query_norm.weight"], config.norm_eps)
+    G = rms_norm(G, weights["query_norm.weight"], config.norm_eps)
+    if config.query != "neighbor":
+        return G
+    G = weights["unknown"] + config.init_std * weights["gate"] * G
+    rows = []
+    for n, g in enumerate(G, 1):
+        near = position.index(position[n] - 1)
+        rows.append(X[near] if block[near] < block[n] else g)
+    return torch.stack(rows)
 
 
 def position_code(weights: Weights, config: ArmdConfig, position: int) -> Float[Tensor, "p"]:
@@ -109,15 +122,30 @@ class Equations:
 
     def queries(self, rows: Tensor, position: list[int]) -> Float[Tensor, "h n e"]:
         """Q = X W^q, or Q-hat = G W^q, turned by true position."""
-        return self.turned(self.normed(rows) @ self.w["query"].T, position)
+        return self.turned(self.normed(rows) @ self.w["query"].T + self.bias("query"), position)
 
     def keys_values(
         self, X: Tensor, position: list[int]
     ) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h n e"]]:
         """K = X W^k and V = X W^v, which both streams share."""
         W_k, W_v = self.w["key_value"].chunk(2)
-        rows = self.normed(X)
-        return self.turned(rows @ W_k.T, position), self.heads(rows @ W_v.T)
+        b_k, b_v = self.bias("key_value").chunk(2)
+        rows, group = self.normed(X), self.config.n_heads // self.config.n_kv_heads
+        K, V = self.turned(rows @ W_k.T + b_k, position), self.heads(rows @ W_v.T + b_v)
+        # each head of keys and values serves a group of query heads
+        return tuple(
+            torch.stack([t[h // group] for h in range(self.config.n_heads)]) for t in (K, V)
+        )
+
+    def bias(self, name: str) -> Tensor:
+        return self.w.get(f"{name}.bias", torch.zeros(len(self.w[name])).to(self.w[name]))
+
+    def right(self, of_rows: list[int], of_keys: list[int]) -> Tensor:
+        """The bias of each head on keys to the right of a row; 0 without one."""
+        if "right_bias" not in self.w:
+            return torch.zeros(())
+        right = torch.tensor([[float(i > n) for i in of_keys] for n in of_rows])
+        return self.w["right_bias"][:, None, None] * right.to(self.w["right_bias"])
 
     def update(
         self, rows: Tensor, Q: Tensor, K: Tensor, V: Tensor, M: Tensor
@@ -143,10 +171,25 @@ def rotation(position: int, config: ArmdConfig) -> Float[Tensor, "e e"]:
     """R(p): channels 2j and 2j + 1 turn together by p * base^(-2j / e)."""
     pairs = []
     for j in range(config.d_head // 2):
-        angle = position * config.rope_base ** (-2 * j / config.d_head)
+        angle = position * frequency(config.rope_base ** (-2 * j / config.d_head), config)
         turn = [[cos(angle), -sin(angle)], [sin(angle), cos(angle)]]
         pairs.append(torch.tensor(turn, dtype=torch.float64))
     return torch.block_diag(*pairs)
+
+
+def frequency(plain: float, config: ArmdConfig) -> float:
+    """Of a pair of channels: with Llama 3's scaling, that of long waves is divided by a factor."""
+    scaling = config.rope_llama3
+    if scaling is None:
+        return plain
+    longest = scaling["original_max_position_embeddings"]
+    wave, low, high = 2 * pi / plain, scaling["low_freq_factor"], scaling["high_freq_factor"]
+    if wave < longest / high:
+        return plain
+    if wave > longest / low:
+        return plain / scaling["factor"]
+    smooth = (longest / wave - low) / (high - low)
+    return (1 - smooth) * plain / scaling["factor"] + smooth * plain
 
 
 def rms_norm(rows: Tensor, gain: Tensor, eps: float) -> Tensor:

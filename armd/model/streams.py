@@ -1,4 +1,4 @@
-"""The layers of each stream: both at once, the query stream alone, one ordinary causal stream."""
+"""The layers: two streams, the query stream alone, one causal stream, and one with extra rows."""
 
 import torch
 
@@ -48,4 +48,31 @@ class CausalLayer(Layer):
         normed = self.attention_norm(rows)
         key, value = self.keys_values(normed, inputs.query_rope)
         query = self.queries(normed, inputs.query_rope)
-        return self.project_and_mlp(rows, attention(query, key, value, inputs.query))
+        return self.project_and_mlp(
+            rows, attention(query, key, value, inputs.query, self.right_bias)
+        )
+
+
+class NeighborLayer(CausalLayer):
+    """One stream of context rows, and the query rows that are none of them."""
+
+    def forward(
+        self, rows: Float[Tensor, "b n d"], inputs: AttentionInputs
+    ) -> Float[Tensor, "b n d"]:
+        """Without extra rows an ordinary causal layer. With them all rows come in one sequence, the
+        context rows of all texts first."""
+        if inputs.limit is None:
+            return super().forward(rows, inputs)
+        own = inputs.context_rope.shape[1]
+        normed = self.attention_norm(rows)
+        query = self.queries(normed, inputs.query_rope)
+        key, value = self.keys_values(normed[:, :own], inputs.context_rope)
+        n, bias = own // inputs.batch, self.right_bias
+        key, value = (t.view(-1, n, *t.shape[2:]) for t in (key, value))
+        parts = query.split([own, query.shape[1] - own], 1)
+        context, extra = (t.view(inputs.batch, -1, *t.shape[2:]) for t in parts)
+        seen = [
+            attention(context, key, value, inputs.context, bias),
+            attention(extra, key, value, inputs.strict, bias),
+        ]
+        return self.project_and_mlp(rows, torch.cat([t.flatten(0, 1) for t in seen])[None])
