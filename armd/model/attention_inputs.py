@@ -16,8 +16,8 @@ class AttentionInputs:
     """What each row may see and where it stands, worked out once and used by every layer."""
 
     context_rope: Float[Tensor, "b n half 2"]
-    query_rope: Float[Tensor, "b n ropes 2"]
-    limit: Int[Tensor, "b n"] | None
+    query_rope: Float[Tensor, "b rows ropes 2"]
+    limit: Int[Tensor, "texts k"] | None
     """How many context rows each query row sees (M^sc); None for 1, 2, 3 ...: single tokens."""
     strict: Mask = None
     """M^sc: query row to context row, earlier blocks only."""

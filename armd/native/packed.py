@@ -20,7 +20,7 @@ from ..errors import ArmdError
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
-from ..model.streams import CausalLayer, LastTwoStreamLayer, TwoStreamLayer
+from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
 from .library import library
 from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
 
@@ -154,10 +154,14 @@ class FastLastTwoStreamLayer(FastLayer, LastTwoStreamLayer): ...
 class FastCausalLayer(FastLayer, CausalLayer): ...
 
 
+class FastNeighborLayer(FastLayer, NeighborLayer): ...
+
+
 FAST = {
     TwoStreamLayer: FastTwoStreamLayer,
     LastTwoStreamLayer: FastLastTwoStreamLayer,
     CausalLayer: FastCausalLayer,
+    NeighborLayer: FastNeighborLayer,
 }
 
 
