@@ -1,7 +1,7 @@
 """Likelihood: one pass scores an order; the mean over orders is a bound, the mixture is exact."""
 
-from itertools import permutations
-from math import cos, log, pi
+from itertools import permutations, product
+from math import cos, log, pi, prod
 
 import pytest
 import torch
@@ -36,32 +36,36 @@ def test_log_likelihood_is_of_the_token_at_each_position(kind: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_schedule_weight_is_gamma(schedule: str) -> None:
-    steps = 5
-    alpha = [1 - t / steps if schedule == "linear" else cos(pi / 2 * t / steps) for t in range(6)]
+def test_schedule_weight_is_gamma_of_all_masked_tokens(schedule: str) -> None:
+    """eq. VLoss_diff, enumerated: gamma(t) times all that is masked at t, summed over t, is the mean
+    over masking orders of each token once, at the step that unmasks it, with weight 1."""
+    n, steps = 3, 4
+    alpha = [1 - t / steps if schedule == "linear" else cos(pi / 2 * t / steps) for t in range(5)]
     alpha[steps] = 0.0
-    order = Order(torch.arange(5), torch.tensor([0, 1, 1, 3, 4]))
-    by_hand = []
-    for block in order.block.tolist():
-        t = steps - block
-        by_hand.append((alpha[t - 1] - alpha[t]) / (1 - alpha[t]))
-    weight = schedule_weight(order, steps, schedule)
-    torch.testing.assert_close(weight, torch.tensor(by_hand))
-    if schedule == "linear":
-        torch.testing.assert_close(weight, 1 / (steps - order.block.float()))
+    gamma = schedule_weight(steps, schedule)
+    by_hand = [(alpha[t - 1] - alpha[t]) / (1 - alpha[t]) for t in range(1, 5)]
+    torch.testing.assert_close(gamma, torch.tensor(by_hand, dtype=torch.float64))
+    # any model of a token given a set of others: a table of -log p
+    table = torch.rand(n, 2**n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    diffusion = orders = 0.0
+    for tau in product(range(1, steps + 1), repeat=n):  # when each token is masked
+        chance = prod(alpha[t - 1] - alpha[t] for t in tau)
+        for t in range(1, steps + 1):
+            written = sum(2**i for i in range(n) if tau[i] > t)
+            masked = sum(float(table[i, written]) for i in range(n) if tau[i] <= t)
+            diffusion += chance * float(gamma[t - 1]) * masked
+        for i in range(n):
+            written = sum(2**j for j in range(n) if tau[j] > tau[i])
+            orders += chance * float(table[i, written])
+    assert diffusion == pytest.approx(orders, rel=1e-12)
 
 
 def test_weighted_loss_is_the_weighted_mean() -> None:
     case = case_of("masking", 9, 2, double=True)
-    weight = schedule_weight(case.order, 18)
+    weight = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     logp = armd.log_likelihood(case.model, case.tokens, case.order)
     loss = armd.loss(case.model, case.tokens, case.order, weight=weight)
     torch.testing.assert_close(loss, -(logp * weight).sum() / (2 * weight.sum()))
-
-
-def test_a_schedule_of_too_few_steps_is_refused() -> None:
-    with pytest.raises(ArmdError, match="steps"):
-        schedule_weight(armd.order.left_to_right(5), 4)
 
 
 def test_an_estimate_has_its_error_and_its_tighter_bound() -> None:

@@ -32,21 +32,18 @@ def loss(
     weight: Float[Tensor, "... n"] | None = None,
 ) -> Float[Tensor, ""]:
     """The training objective (eq. loss_diff_AR): the mean over tokens of -log p, gamma(t) constant;
-    or the mean weighted with gamma of each token's block, from `schedule_weight`."""
+    or the mean with weights of one's own."""
     return model(tokens, order=order, labels=tokens, weight=weight).loss
 
 
-def schedule_weight(order: Order, steps: int, schedule: str = "linear") -> Float[Tensor, "*b n"]:
-    """gamma(t) of eq. VLoss_diff for every token of a masking order of `steps` steps:
-    (alpha^(t-1) - alpha^t) / (1 - alpha^t), where block b undoes step t = steps - b."""
-    if int(order.block.max()) >= steps:
-        raise ArmdError(
-            f"the order has {int(order.block.max()) + 1} blocks, more than {steps} steps make; "
-            "give the steps it was drawn with"
-        )
+def schedule_weight(steps: int, schedule: str = "linear") -> Float[Tensor, "t"]:
+    """gamma(t) of eq. VLoss_diff, t = 1..steps: (alpha^(t-1) - alpha^t) / (1 - alpha^t).
+
+    It weighs the summed -log p of *all* tokens that are masked at step t, as the diffusion models
+    of baselines/ draw them. A pass over a masking order predicts each token once, at the step that
+    unmasks it; the mean over such orders is the same loss with weight 1."""
     alpha = orders.alpha(steps, schedule)
-    gamma = (alpha[:-1] - alpha[1:]) / (1 - alpha[1:])
-    return gamma.flip(0)[order.block.cpu()].float()
+    return (alpha[:-1] - alpha[1:]) / (1 - alpha[1:])
 
 
 @dataclass(frozen=True)

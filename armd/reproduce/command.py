@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import ArmdError
-
-STAGES = ("perplexity", "generation", "price", "latency", "ablations")
+from .result_file import STAGES
 
 
 def reproduce(

@@ -11,6 +11,8 @@ from typing import Any
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 
+STAGES = ("perplexity", "generation", "price", "latency", "ablations")
+
 
 class Findings:
     """results/reproduce-STAGE.json. An entry whose facts (weights, settings) are unchanged is not

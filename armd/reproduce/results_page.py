@@ -9,9 +9,8 @@ from typing import Any
 
 from ..runtime.atomic_files import write_text
 from .claims import claims_table
-from .command import STAGES
 from .figures import draw_all
-from .result_file import read
+from .result_file import STAGES, read
 from .tables import (
     ablation_table,
     generation_table,
@@ -19,6 +18,7 @@ from .tables import (
     perplexity_table,
     price_table,
 )
+from .uncertainty import seed_spread
 
 TABLES = {
     "perplexity": perplexity_table,
@@ -56,14 +56,15 @@ def write_page(results: Path, docs: Path) -> Path:
     text = page.read_text("utf-8") if page.exists() else skeleton()
     text = replaced(text, "claims", claims_table(entries))
     for stage in STAGES:
-        text = replaced(text, stage, part(stage, found.get(stage)))
+        pooled = seed_spread(entries.get("perplexity", {}))
+        text = replaced(text, stage, part(stage, found.get(stage), pooled))
     docs.mkdir(parents=True, exist_ok=True)
     write_text(page, text)
     print(page)
     return page
 
 
-def part(stage: str, held: dict[str, Any] | None) -> str:
+def part(stage: str, held: dict[str, Any] | None, pooled: float | None = None) -> str:
     """A stage's table and images, with the command that made them."""
     if held is None or not held["entries"]:
         return f"Not run yet: `armd reproduce {stage}`."
@@ -73,7 +74,8 @@ def part(stage: str, held: dict[str, Any] | None) -> str:
     if held["scale"] != "mini":
         command += f" --scale {held['scale']}"
     images = "\n".join(f"![{TITLES[stage]}](images/results-{i}.png)" for i in IMAGES[stage])
-    table = TABLES[stage](held["entries"])
+    given = (pooled,) if stage == "ablations" else ()
+    table = TABLES[stage](held["entries"], *given)
     return f"`{command}` ({span})\n\n{table}\n\n{images}".strip()
 
 
