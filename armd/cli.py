@@ -15,12 +15,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": ("data.prepare", "prepare", "turn text into a dataset of tokens"),
     "train": ("train.command", "train_command", "train a model, or go on with a run"),
     "plan": (
-        "armd.train.cost_estimate",
+        "train.cost_estimate",
         "plan",
         "what a preset costs: weights, FLOPs, memory, days",
     ),
     "inspect": (
-        "armd.train.inspect_batch",
+        "train.inspect_batch",
         "inspect_batch",
         "look at the batch of one training step",
     ),
@@ -42,34 +42,40 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "report": ("eval.report", "report", "the paper's tables, its figures beside ours"),
     "plot": ("plots.curves", "plot_curves", "draw the curves of runs"),
     "plot order": (
-        "armd.plots.orders",
+        "plots.orders",
         "plot_order",
         "draw an order: masking process, permutation, mask",
     ),
     "plot idea": ("plots.orders", "plot_idea", "draw three orders side by side: the idea"),
     "plot streams": (
-        "armd.plots.streams",
+        "plots.streams",
         "plot_streams",
         "draw how the tokens of a text land, by step",
     ),
     "serve": ("serve.command", "serve", "serve a model to many clients, with a page"),
     "bench train": ("bench.train", "bench_train", "time a training step against AR and GPT-2"),
     "bench eval": ("bench.eval", "bench_eval", "time perplexity against the bare forward"),
-    "bench decode": ("bench.decode", "bench_decode", "time generation against its rivals"),
+    "bench decode": ("bench.decode", "bench_decode", "time generation against other models"),
     "bench products": ("bench.gemm", "bench_products", "time products of a few rows"),
     "bench serve": ("bench.serve", "bench_serve", "time the server: many clients against one"),
 }
 
 
-def overview() -> str:
-    """What `armd --help` prints."""
-    width = max(map(len, VERBS))
-    rows = "\n".join(f"  armd {verb:<{width}}  {text}" for verb, (_, _, text) in VERBS.items())
+def overview(group: str = "") -> str:
+    """What `armd --help` prints; with a group, such as eval, what `armd eval --help` does."""
+    shown = {verb: row for verb, row in VERBS.items() if verb.startswith(f"{group} ".lstrip())}
+    width = max(map(len, shown))
+    rows = "\n".join(f"  armd {verb:<{width}}  {text}" for verb, (_, _, text) in shown.items())
     return (
-        "usage: armd VERB [OPTIONS]\n\n"
+        f"usage: armd {group or 'VERB'} {'VERB ' if group else ''}[OPTIONS]\n\n"
         "Auto-Regressive Masked Diffusion language models.\n\n"
-        f"{rows}\n\narmd VERB --help lists a verb's options."
+        f"{rows}\n\narmd {'VERB' if not group else f'{group} VERB'} --help lists a verb's options."
     )
+
+
+def is_group(word: str) -> bool:
+    """Whether this word is no verb by itself, but the first word of some: eval, bench."""
+    return word not in VERBS and any(verb.startswith(f"{word} ") for verb in VERBS)
 
 
 def find_verb(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -105,6 +111,9 @@ def main() -> None:
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
+        raise SystemExit(0)
+    if is_group(words[0]) and words[1:] in ([], ["-h"], ["--help"]):
+        print(overview(words[0]))
         raise SystemExit(0)
     if words[0] == "--version":
         from importlib.metadata import version
