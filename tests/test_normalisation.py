@@ -9,7 +9,7 @@ from small import KINDS, case_of
 import armd
 
 
-@pytest.mark.parametrize("query", ["prefix", "mean"])
+@pytest.mark.parametrize("query", ["prefix", "mean", "neighbor"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "rows"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_probabilities_of_all_texts_sum_to_one(kind: str, seed: int, query: str) -> None:

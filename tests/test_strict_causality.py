@@ -41,21 +41,22 @@ def assert_strict(case: Case) -> None:
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(case=cases(double=True))
+@given(case=cases(double=True, queries=("prefix", "mean", "neighbor")))
 def test_no_block_sees_itself(chunk: int, case: Case) -> None:
     assert_strict(case)
 
 
+@pytest.mark.parametrize("query", ["prefix", "neighbor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_block_sees_itself_in_any_kind_of_order(kind: str, chunk: int) -> None:
-    assert_strict(case_of(kind, 10, 3, n_two_stream=2))
+def test_no_block_sees_itself_in_any_kind_of_order(kind: str, query: str, chunk: int) -> None:
+    assert_strict(case_of(kind, 10, 3, n_two_stream=2, query=query))
 
 
 def test_the_autoregressive_model_does_not_see_its_token() -> None:
     assert_strict(case_of("left to right", 10, 3, query="shift"))
 
 
-@pytest.mark.parametrize("query", ["prefix", "mean"])
+@pytest.mark.parametrize("query", ["prefix", "mean", "neighbor"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_jacobian_has_no_entry_for_own_and_later_blocks(
     kind: str, query: str, chunk: int, monkeypatch: pytest.MonkeyPatch

@@ -25,8 +25,6 @@ class AttentionInputs:
     """M^c among context rows: own and earlier blocks."""
     query: Mask = None
     """M^c among query rows, for the layers above the two streams."""
-    batch: int = 1
-    """How many texts, where all their rows come in one sequence."""
 
 
 def context_position(order: Order) -> Int[Tensor, "b n"]:

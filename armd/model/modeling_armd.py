@@ -19,7 +19,7 @@ from .cpu_ops import Dropout, RmsNorm
 from .errors import ArmdError
 from .head import IGNORE, accumulate_dtype, weighted_loss
 from .layers import Layer, rope_cos_sin
-from .neighbor import ExtraRows, extra_rows, neighbor_inputs
+from .neighbor import ExtraRows, NeighborInputs, extra_rows, neighbor_inputs
 from .order import Order, left_to_right
 from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
@@ -127,7 +127,7 @@ class ArmdLM(StrictModel):
             rows = torch.stack([context, self._first_query(context, order, inputs)])
         return self.norm(self._through_layers(rows, inputs))
 
-    def _through_layers(self, rows: Tensor, inputs: AttentionInputs) -> Tensor:
+    def _through_layers(self, rows: Tensor, inputs: AttentionInputs | NeighborInputs) -> Tensor:
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
                 rows = checkpoint(layer, rows, inputs, use_reentrant=False)

@@ -3,7 +3,7 @@
 The query row of position p starts from the token at p - 1 where that is known. The context row of
 that token has the same input and the same position. Where both see the same rows, too, they are one
 row. So a pass takes the context rows and only those query rows that are none of them: no extra row
-left to right, S - 1 for S streams.
+left to right, 2 (S - 1) for S streams, about 2 rho for rho shuffled positions.
 """
 
 from dataclasses import dataclass
@@ -84,32 +84,40 @@ def needs_extra_row(order: Order) -> Bool[Tensor, "b n"]:
     return ~(known & (reach.gather(1, row) == limit))
 
 
+@dataclass(frozen=True)
+class NeighborInputs:
+    """Positions and masks where all rows of a batch are in one sequence: the context rows of all
+    texts, then the extra ones."""
+
+    batch: int
+    context_rope: Float[Tensor, "1 bn half 2"]
+    rope: Float[Tensor, "1 rows half 2"]
+    """Of all rows."""
+    context: Mask
+    """Context row to context row."""
+    extra: Mask
+    """Extra row to context row."""
+
+
 def neighbor_inputs(
     order: Order, extra: ExtraRows | None, config: ArmdConfig, batch: int, dtype: torch.dtype
-) -> AttentionInputs:
-    """Positions and masks. With extra rows, all rows of the batch are in one sequence: the context
-    rows of all texts, then the extra ones."""
+) -> NeighborInputs | AttentionInputs:
+    """Without extra rows, those of one ordinary stream."""
     position, n = context_position(order), len(order)
     context_rope = rope_cos_sin(position, config).to(dtype)
-    right = None
-    if config.right_bias and not order.is_left_to_right:
-        right = position[:, None] > position[..., None]
-    context: Mask = None
-    if not order.single_token_blocks or right is not None:
-        context = mask_from_limit(block_limits(order)[1], n, right)
     if extra is None:
-        return AttentionInputs(context_rope, context_rope, limit=None, query=context)
+        return AttentionInputs(context_rope, context_rope, limit=None)
+    right = right_of_extra = None
+    if config.right_bias:
+        right = position[:, None] > position[..., None]
+        right_of_extra = position[:, None] > extra.position[..., None]
+    context: Mask = None
+    if right is not None or not order.single_token_blocks:
+        context = mask_from_limit(block_limits(order)[1], n, right)
     extra_rope = rope_cos_sin(extra.position, config).to(dtype)
-    if right is not None:
-        right = position[:, None] > extra.position[..., None]
-    return AttentionInputs(
-        context_rope=_one_sequence(context_rope, batch),
-        query_rope=torch.cat([_one_sequence(t, batch) for t in (context_rope, extra_rope)], 1),
-        limit=extra.limit,
-        strict=mask_from_limit(extra.limit, n, right),
-        context=context,
-        batch=batch,
-    )
+    ropes = [_one_sequence(rope, batch) for rope in (context_rope, extra_rope)]
+    strict = mask_from_limit(extra.limit, n, right_of_extra)
+    return NeighborInputs(batch, ropes[0], torch.cat(ropes, 1), context, strict)
 
 
 def _one_sequence(rope: Tensor, batch: int) -> Float[Tensor, "1 rows half 2"]:

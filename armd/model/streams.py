@@ -4,6 +4,7 @@ import torch
 
 from .attention_inputs import AttentionInputs
 from .layers import Layer, attention
+from .neighbor import NeighborInputs
 from .shapes import Float, Tensor
 
 
@@ -57,22 +58,19 @@ class NeighborLayer(CausalLayer):
     """One stream of context rows, and the query rows that are none of them."""
 
     def forward(
-        self, rows: Float[Tensor, "b n d"], inputs: AttentionInputs
+        self, rows: Float[Tensor, "b n d"], inputs: AttentionInputs | NeighborInputs
     ) -> Float[Tensor, "b n d"]:
-        """Without extra rows an ordinary causal layer. With them all rows come in one sequence, the
-        context rows of all texts first."""
-        if inputs.limit is None:
+        """Without extra rows an ordinary causal layer."""
+        if isinstance(inputs, AttentionInputs):
             return super().forward(rows, inputs)
-        own = inputs.context_rope.shape[1]
+        batch, context = inputs.batch, inputs.context_rope.shape[1]
         normed = self.attention_norm(rows)
-        query = self.queries(normed, inputs.query_rope)
-        key, value = self.keys_values(normed[:, :own], inputs.context_rope)
-        n, bias = own // inputs.batch, self.right_bias
-        key, value = (t.view(-1, n, *t.shape[2:]) for t in (key, value))
-        parts = query.split([own, query.shape[1] - own], 1)
-        context, extra = (t.view(inputs.batch, -1, *t.shape[2:]) for t in parts)
+        key_value = self.keys_values(normed[:, :context], inputs.context_rope)
+        key, value = (t.view(batch, -1, *t.shape[2:]) for t in key_value)
+        query = self.queries(normed, inputs.rope)
+        parts = query.split([context, query.shape[1] - context], 1)
         seen = [
-            attention(context, key, value, inputs.context, bias),
-            attention(extra, key, value, inputs.strict, bias),
+            attention(q.view(batch, -1, *q.shape[2:]), key, value, mask, self.right_bias)
+            for q, mask in zip(parts, (inputs.context, inputs.extra), strict=True)
         ]
         return self.project_and_mlp(rows, torch.cat([t.flatten(0, 1) for t in seen])[None])

@@ -32,8 +32,9 @@ class Network:
     n_heads: int = 12
     length: int = 1024
     """Tokens in a window of text."""
-    query: Literal["prefix", "mean", "shift"] = "prefix"
-    """Where the query stream starts; "shift" is the ordinary autoregressive model."""
+    query: Literal["prefix", "mean", "shift", "neighbor"] = "prefix"
+    """Where the query stream starts: "prefix" is the paper's, "neighbor" the token before,
+    "shift" that too, in an ordinary autoregressive model."""
     dropout: float = 0.02
     pe_std: float = 0.0
     """Spread of the position MLP's first weights; 0 for unit gain, 1/sqrt(fan_in)."""
