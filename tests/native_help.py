@@ -31,6 +31,7 @@ class CSequence:
         known: list[bool],
         sampling: tuple = GREEDY,
         seed: int = 0,
+        cache: torch.dtype = torch.float32,
     ) -> None:
         config, n = model.config, len(order)
         position, block = order.position.flatten().tolist(), order.block.flatten().tolist()
@@ -40,8 +41,8 @@ class CSequence:
         filled = max((border for border in borders if border <= leading), default=0)
         self.ends = [filled, *(border for border in borders if border > filled)]
         shape = (n + 2, config.n_kv_heads, config.d_head)
-        self.keys = [torch.zeros(shape) for _ in model.layers]
-        self.values = [torch.zeros(shape) for _ in model.layers]
+        self.keys = [torch.zeros(shape, dtype=cache) for _ in model.layers]
+        self.values = [torch.zeros(shape, dtype=cache) for _ in model.layers]
         codes = model.position_codes(2).shape[1]
         self.state = torch.zeros(codes, config.d_model)
         rank = [0] * n
@@ -67,6 +68,7 @@ class CSequence:
             NativeSampling(*sampling),
             n + 1,
         )
+        self.struct.bf16_cache = cache == torch.bfloat16
 
     def _limits(self, block: list[int]) -> tuple[list[int], list[int], list[int]]:
         """strict, low_limit and high_limit of the first pass."""

@@ -10,6 +10,7 @@ from native_help import CSequence, decode, step
 
 import armd
 from armd.generation.sampling import Sampling, penalised, weights
+from armd.model.layers import Layer
 from armd.native import library as native
 from armd.native import packed as fast
 
@@ -154,6 +155,38 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(
     logits[:2] = [torch.cat(pair) for pair in zip(first, logits[:2], strict=True)]
     for (expected, tokens), found, sequence in zip(alone, logits, together, strict=True):
         assert torch.equal(expected, found) and tokens == list(sequence.tokens)
+
+
+@pytest.mark.parametrize("shape", ["plain", "grouped", "wide heads", "qwen"])
+@pytest.mark.parametrize("query", ["prefix", "neighbor"])
+def test_a_cache_in_bf16_is_the_cache_rounded(
+    shape: str, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit where rows start from the same numbers; later up to the rounding of numbers that
+    lie near the middle between two."""
+    g = torch.Generator().manual_seed(13)
+    model = build(g, query=query, **SHAPES[shape])
+    packed = fast.pack(model)
+    made = task("infill", 60, g)
+    one, half = (CSequence(packed, *made, cache=kind) for kind in (torch.float32, torch.bfloat16))
+    (exact,), (logits,) = decode(packed, [one]), decode(packed, [half])
+    filled = slice(0, 1 + half.ends[0])
+    for side in ("keys", "values"):
+        stored, numbers = getattr(half, side)[0][filled], getattr(one, side)[0][filled]
+        assert torch.equal(stored, numbers.bfloat16())
+    keys_values = Layer.keys_values
+
+    def rounded(self: Layer, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        key, value = keys_values(self, *inputs)
+        return key.bfloat16().float(), value.bfloat16().float()
+
+    monkeypatch.setattr(Layer, "keys_values", rounded)
+    order, text = made[0], torch.tensor([list(half.tokens)])
+    with torch.no_grad():
+        full = model(text, order).logits[0, half.ends[0] :]
+    near, far = ((logits - other).abs().mean() for other in (full, exact))
+    assert float(near) < 5e-4 * float(full.abs().max())
+    assert float(far) > 2 * float(near) or list(one.tokens) != list(half.tokens)
 
 
 @settings(max_examples=40, deadline=None)

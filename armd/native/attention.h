@@ -5,8 +5,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { CHUNK = 32 };
+enum { CHUNK = 32, MAX_WIDTH = 256 }; /* MAX_WIDTH: of a head, where the cache is bf16 */
 typedef int32_t ints __attribute__((vector_size(32), aligned(4)));
+typedef uint16_t halves __attribute__((vector_size(16), aligned(2)));
 
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -34,6 +35,22 @@ INLINE vec exponential(vec x) {
     return (vec)((ints)p + ((ints)shifted << 23));
 }
 
+/* From bf16 to float. The width is a multiple of 8. */
+INLINE void widen_bf16(const uint16_t *x, const long width, float *out) {
+    for (long i = 0; i < width; i += 8)
+        *(vec *)(out + i) = (vec)(__builtin_convertvector(*(const halves *)(x + i), ints) << 16);
+}
+
+/* From float to bf16, rounded to nearest even; NaN stays NaN. */
+static inline void narrow_bf16(const float *x, long width, uint16_t *out) {
+    for (long i = 0; i < width; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof(bits));
+        const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+        out[i] = (x[i] == x[i] ? rounded : bits | 0x400000) >> 16;
+    }
+}
+
 INLINE float sum(vec x) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
@@ -54,8 +71,8 @@ INLINE vec sums(const vec x[8]) {
 /* The rows of one sequence in one layer. Each group of heads / kv_heads query heads shares the keys and
  * values of one head of the cache. */
 typedef struct {
-    const float *query;         /* (rows, heads, width) */
-    const float *keys, *values; /* (length, kv_heads, width) */
+    const float *query;        /* (rows, heads, width) */
+    const void *keys, *values; /* (length, kv_heads, width), float or bf16 */
     long rows, heads, kv_heads, length;
     const long *visible;     /* (rows): how many slots each row attends to */
     const float *right_bias; /* (heads): added to scores of keys to the right of the row; or NULL */
@@ -66,17 +83,21 @@ typedef struct {
 
 /* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows and all
  * heads of their group. The values are needed next, so they are prefetched here. */
-INLINE void score(const attention_input *a, const float *keys, const float *values, const long width,
-                  long slots, float *scores) {
+INLINE void score(const attention_input *a, const char *keys, const char *values, const long width,
+                  const int bf16, long slots, float *scores) {
+    float wide[8 * MAX_WIDTH];
+    const long size = bf16 ? sizeof(uint16_t) : sizeof(float);
     const float scale = 1 / sqrtf(width), *query = a->query;
     const long rows = a->rows, heads = a->heads, kv_heads = a->kv_heads, group = heads / kv_heads;
     for (long s = 0; s < slots; s += 8)
         for (long h = 0; h < kv_heads; h++) {
             const float *key[8]; /* past the last slot: the last slot again */
             for (long j = 0; j < 8; j++) {
-                const long at = ((s + j < slots ? s + j : slots - 1) * kv_heads + h) * width;
-                key[j] = keys + at;
-                for (long i = 0; i < width; i += 16) __builtin_prefetch(values + at + i);
+                const long at = ((s + j < slots ? s + j : slots - 1) * kv_heads + h) * width * size;
+                if (bf16)
+                    widen_bf16((const uint16_t *)(keys + at), width, wide + j * width);
+                key[j] = bf16 ? wide + j * width : (const float *)(keys + at);
+                for (long i = 0; i < width * size; i += 64) __builtin_prefetch(values + at + i);
             }
             for (long r = 0; r < rows; r++)
                 for (long g = 0; g < group; g++) {
@@ -133,23 +154,46 @@ INLINE void weigh(float *score, const float *value, long visible, long stride, c
 }
 
 /* One chunk of a cache, from slot `first` on: (rows, heads, 2 + width) to `parts`. */
-INLINE void attend(const attention_input *a, const long width, long first, float *scores,
-                   float *parts) {
-    const long heads = a->heads, group = heads / a->kv_heads, stride = a->kv_heads * width;
+INLINE void attend(const attention_input *a, const long width, const int bf16, long first,
+                   float *scores, float *parts) {
+    const long heads = a->heads, group = heads / a->kv_heads, row = a->kv_heads * width;
     const long slots = a->length - first < CHUNK ? a->length - first : CHUNK;
-    const float *keys = a->keys + first * stride, *values = a->values + first * stride;
-    score(a, keys, values, width, slots, scores);
+    const long start = first * row * (bf16 ? sizeof(uint16_t) : sizeof(float));
+    const char *keys = (const char *)a->keys + start, *values = (const char *)a->values + start;
+    const long stride = bf16 ? width : row;
+    float wide[CHUNK * MAX_WIDTH];
+    score(a, keys, values, width, bf16, slots, scores);
     if (a->right_bias) add_right_bias(a, first, slots, scores);
-    for (long h = 0; h < a->kv_heads; h++)
+    for (long h = 0; h < a->kv_heads; h++) {
+        const float *value = bf16 ? wide : (const float *)values + h * width;
+        for (long s = 0; s < slots && bf16; s++)
+            widen_bf16((const uint16_t *)values + s * row + h * width, width, wide + s * width);
         for (long r = 0; r < a->rows; r++)
             for (long g = 0; g < group; g++) {
                 const long left = a->visible[r] - first, cell = r * heads + h * group + g;
                 float *part = parts + cell * (2 + width);
                 part[0] = -INFINITY;
                 if (left > 0)
-                    weigh(scores + cell * CHUNK, values + h * width, left < slots ? left : slots,
-                          stride, width, part);
+                    weigh(scores + cell * CHUNK, value, left < slots ? left : slots, stride, width,
+                          part);
             }
+    }
+}
+
+/* The same for a cache of floats or of bf16, with the usual widths as constants, so that the compiler
+ * keeps sums in registers. */
+static void attend_chunk(const attention_input *a, long width, int bf16, long first, float *scores,
+                         float *parts) {
+    if (width == 64 && bf16)
+        attend(a, 64, 1, first, scores, parts);
+    else if (width == 64)
+        attend(a, 64, 0, first, scores, parts);
+    else if (width == 32 && !bf16)
+        attend(a, 32, 0, first, scores, parts);
+    else if (bf16)
+        attend(a, width, 1, first, scores, parts);
+    else
+        attend(a, width, 0, first, scores, parts);
 }
 
 /* Combine the chunks of one row and head; they are `stride` floats apart. */

@@ -62,7 +62,8 @@ static void gather_inputs(const row_buffers *b, const network *net, const sequen
         .prefix_state = s->prefix_state, .new_prefix_state = s->prefix_state,
         .n_context = own.context, .n_query = own.query,
         .low_start = low, .low_length = low + own.context,
-        .high_start = high, .high_length = high + own.query, .padding_slot = s->padding_slot};
+        .high_start = high, .high_length = high + own.query, .padding_slot = s->padding_slot,
+        .bf16 = s->bf16_cache};
     if (s->step) return;
     b->inputs[i].strict = s->strict;
     b->inputs[i].low_limit = s->low_limit, b->inputs[i].high_limit = s->high_limit;

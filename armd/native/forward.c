@@ -70,11 +70,12 @@ static int make_layout(layout *l, const forward_input *inputs, long count, long 
             .keys = s->keys, .values = s->values, .slot_mapping = s->low_slot,
             .visible = s->low_limit, .n_rows = s->n_context + s->n_query, .n_kv = s->n_context,
             .start = s->low_start, .length = s->low_length,
-            .wanted = l->wanted + *query, .n_wanted = s->n_query};
+            .wanted = l->wanted + *query, .n_wanted = s->n_query,
+            .bf16 = s->bf16};
         l->high[i] = (sequence_rows){
             .keys = s->keys, .values = s->values, .slot_mapping = s->high_slot,
             .visible = s->high_limit, .n_rows = s->n_query, .n_kv = s->n_query,
-            .start = s->high_start, .length = s->high_length};
+            .start = s->high_start, .length = s->high_length, .bf16 = s->bf16};
         *context += s->n_context, *query += s->n_query;
     }
     return 0;

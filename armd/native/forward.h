@@ -21,7 +21,7 @@ typedef struct {
 /* The rows of one sequence: `n_context` context rows, then `n_query` query rows. "low" are the
  * two-stream layers, which cache context rows; "high" the layers above, which cache query rows. */
 typedef struct {
-    float *const *keys, *const *values;
+    void *const *keys, *const *values;
     const float *prefix_state; /* (codes, d): sums over the context rows before these */
     float *new_prefix_state;   /* the same with these; may be the same memory */
     const long *strict;        /* (n_query): how many context rows each sums over, or NULL: all */
@@ -29,6 +29,7 @@ typedef struct {
     const long *high_slot, *high_limit; /* and of the high layers */
     long n_context, n_query, low_start, low_length, high_start, high_length;
     long padding_slot; /* a row with this slot is padding */
+    long bf16;         /* the cache has bf16 numbers, not floats */
 } forward_input;
 
 int forward_pass(const network *net, const forward_input *inputs, long count, const float *code,

@@ -83,6 +83,13 @@ static void add_bias(float *row, const float *bias, long width) {
     for (long i = 0; i < width && bias; i++) row[i] += bias[i];
 }
 
+static void store_row(void *cache, long slot, const float *row, long width, long bf16) {
+    if (bf16)
+        narrow_bf16(row, width, (uint16_t *)cache + slot * width);
+    else
+        memcpy((float *)cache + slot * width, row, sizeof(float) * width);
+}
+
 /* Biases and RoPE: keys and values go to the cache of layer `index`; queries stay where they are. */
 static void share_rope(const plan *p, const layer *l, long index, const float *rope, float *kv,
                        float *query) {
@@ -101,9 +108,9 @@ static void share_rope(const plan *p, const layer *l, long index, const float *r
         const long slot = s->slot_mapping ? s->slot_mapping[k] : s->start + k;
         float *row = kv + i * 2 * kv_width;
         add_bias(row, l->key_value_bias, 2 * kv_width);
-        apply_rope(row, rope + p->kv_row[i] * width, l->kv_heads, width,
-                   s->keys[index] + slot * kv_width);
-        memcpy(s->values[index] + slot * kv_width, row + kv_width, sizeof(float) * kv_width);
+        apply_rope(row, rope + p->kv_row[i] * width, l->kv_heads, width, row);
+        store_row(s->keys[index], slot, row, kv_width, s->bf16);
+        store_row(s->values[index], slot, row + kv_width, kv_width, s->bf16);
     }
 }
 
@@ -118,13 +125,7 @@ static void share_attention(const plan *p, const layer *l, long index, const flo
             query + s->first_out * heads * width, s->keys[index], s->values[index],
             s->n_out, heads, l->kv_heads, s->length, p->visible + s->first_out,
             l->right_bias, p->out_at + s->first_out, s->position, s->bos_slots};
-        float *to = parts + cell * part, *space = scores + cell * CHUNK;
-        if (width == 64) /* a constant, so that the compiler keeps sums in registers */
-            attend(&a, 64, c * CHUNK, space, to);
-        else if (width == 32)
-            attend(&a, 32, c * CHUNK, space, to);
-        else
-            attend(&a, width, c * CHUNK, space, to);
+        attend_chunk(&a, width, s->bf16, c * CHUNK, scores + cell * CHUNK, parts + cell * part);
     }
 #pragma omp for schedule(static)
     for (long i = 0; i < p->out_rows * heads; i++) {

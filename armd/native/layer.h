@@ -15,7 +15,7 @@ typedef struct {
 /* The rows of one sequence: the first n_kv write keys and values to its KV cache, then all rows
  * attend to the cache. */
 typedef struct {
-    float *const *keys, *const *values; /* of each layer: (slots, kv_heads, width) */
+    void *const *keys, *const *values; /* of each layer: (slots, kv_heads, width) */
     const long *slot_mapping; /* (n_kv): cache slot of each row, or NULL: from `start` on */
     const long *visible;      /* (n_rows): how many slots each row attends to, or NULL: `length` */
     long n_rows, n_kv, start, length;
@@ -23,6 +23,7 @@ typedef struct {
     long n_wanted;
     const long *row_at, *position; /* for right_bias, as in attention.h */
     long bos_slots;
+    long bf16; /* the cache has bf16 numbers, not floats */
     /* offsets of this sequence in the buffers of the pass; run_layers sets them */
     long first_row, first_out, first_chunk, first_cell, n_out;
 } sequence_rows;

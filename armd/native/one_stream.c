@@ -86,7 +86,8 @@ static void gather_rows(row_buffers *b, const network *net, const sequence *s, l
         .keys = s->keys, .values = s->values, .visible = b->visible + first,
         .n_rows = b->n_rows - first, .n_kv = length - start, .start = start, .length = length,
         .wanted = b->wanted + b->n_wanted - drawn, .n_wanted = drawn,
-        .row_at = b->row_at + first, .position = s->position, .bos_slots = 1};
+        .row_at = b->row_at + first, .position = s->position, .bos_slots = 1,
+        .bf16 = s->bf16_cache};
 }
 
 /* Bring the prefix state of a sequence up to date, and add the prefix sums of its `count` rows without

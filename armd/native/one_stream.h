@@ -5,7 +5,7 @@
 
 /* One sequence of n tokens. "Generation order" is the order in which tokens are written. */
 typedef struct {
-    float *const *keys, *const *values; /* KV cache of each layer */
+    void *const *keys, *const *values; /* KV cache of each layer */
     float *prefix_state;                /* (codes, d), updated in place */
     const long *position;  /* (n): natural position of each token, in generation order */
     const long *rank;      /* (n): generation index of each natural position */
@@ -21,6 +21,7 @@ typedef struct {
     long step;         /* index of its next step */
     long broken;       /* its logits were NaN or infinite; it cannot go on */
     long prefix_rows;  /* NEIGHBOR: how many context rows prefix_state sums over so far */
+    long bf16_cache;   /* keys and values are bf16 numbers, not floats */
 } sequence;
 
 int one_stream_pass(const network *net, sequence *const *sequences, long count, const float *code,

@@ -48,7 +48,7 @@ class SequenceRows(ctypes.Structure):
         ("wanted", c_void_p),
         ("n_wanted", c_long),
         *((name, c_void_p) for name in ("row_at", "position")),
-        ("bos_slots", c_long),
+        *((name, c_long) for name in ("bos_slots", "bf16")),
         *((name, c_long) for name in ("first_row", "first_out", "first_chunk")),
         *((name, c_long) for name in ("first_cell", "n_out")),
     )
@@ -87,7 +87,7 @@ class ForwardInput(ctypes.Structure):
         *((name, c_void_p) for name in ("strict", "low_slot", "low_limit")),
         *((name, c_void_p) for name in ("high_slot", "high_limit")),
         *((name, c_long) for name in ("n_context", "n_query", "low_start", "low_length")),
-        *((name, c_long) for name in ("high_start", "high_length", "padding_slot")),
+        *((name, c_long) for name in ("high_start", "high_length", "padding_slot", "bf16")),
     )
 
 
@@ -112,6 +112,7 @@ class NativeSequence(ctypes.Structure):
         *((name, c_void_p) for name in ("strict", "low_limit", "high_limit", "seen")),
         ("sampling", NativeSampling),
         *((name, c_long) for name in ("padding_slot", "step", "broken", "prefix_rows")),
+        ("bf16_cache", c_long),
     )
 
 
