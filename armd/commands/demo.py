@@ -64,10 +64,10 @@ def measured(run: Path) -> dict[str, float]:
     """Tokens/s by streams. One text takes a few hundredths of a second, too little to go by; so
     each way writes several, in turn, and its best counts."""
     from ..generation.api import generate
-    from ..native.packed import pack
+    from ..generation.checked_pack import pack_checked
     from ..pretrained import load_model
 
-    model, length = pack(load_model(run)), 128
+    model, length = pack_checked(load_model(run)), 128
     best = dict.fromkeys(STREAMS, float("inf"))
     for _ in range(REPEATS):
         for streams in STREAMS:

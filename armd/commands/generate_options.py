@@ -118,12 +118,12 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     if job.weights == "plain" or diffuses:
         return model, tokenizer
     try:
-        from ..native.packed import pack  # type: ignore[import-not-found]
+        from ..generation.checked_pack import pack_checked
     except ImportError:
         if job.weights == "int8":
             raise ArmdError("int8 weights are not to be had here; use --weights fp32") from None
         return model, tokenizer
-    return pack(model, weights=job.weights), tokenizer
+    return pack_checked(model, weights=job.weights), tokenizer
 
 
 def check_diffusion(job: Writing, name: str | None) -> None:

@@ -107,8 +107,8 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 def load(job: Serving) -> Service:
     """The model with its weights packed, its slots made, and every path through it tried once."""
+    from ..generation.checked_pack import pack_checked
     from ..model.modeling_armd import ArmdLM
-    from ..native.packed import pack
     from ..pretrained import load_model, load_tokenizer
     from .service import Limits, Service
 
@@ -122,7 +122,7 @@ def load(job: Serving) -> Service:
     limits = Limits(job.slots, job.queue, job.max_body, job.timeout, job.threads)
     parameters = sum(weight.numel() for weight in model.parameters())
     service = Service(
-        pack(model, job.weights),
+        pack_checked(model, job.weights),
         tokenizer,
         name=job.name or name_of(job.model),
         parameters=parameters,

@@ -1,0 +1,77 @@
+"""Packing that is checked: does the C decode step compute what the model computes?
+
+The C kernels know the network as armd/model/ defines it. A field or layer that somebody adds there
+is unknown to them, and they would go on as if it did not exist. So after packing, a few random
+tokens are decoded and scored once by the plain model. Where the two differ, the model is decoded
+by torch, and a warning says so.
+"""
+
+import warnings
+
+import torch
+
+from ..model import order as orders
+from ..model.likelihood import log_likelihood
+from ..model.modeling_armd import ArmdLM
+from ..native.packed import FastLM, pack
+from .api import stream
+
+LENGTH, GIVEN = 12, 3
+"""Tokens of the check, and how many of them are given as a prompt."""
+TOLERANCE = 2e-3
+"""Of a log-probability, in nats; rounding in float32 stays far below."""
+
+
+def pack_checked(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
+    """As native.packed.pack, or the model itself where packed decoding would differ from it."""
+    packed = pack(model, weights)
+    if not isinstance(packed, FastLM):
+        return packed
+    # int8 differs from the model on purpose: there the packed weights are scored by torch
+    off = largest_difference(packed, model if weights == "fp32" else packed)
+    if off <= TOLERANCE:
+        return packed
+    warnings.warn(
+        f"the C decode step differs from the model (log p off by {off:.3g}): the model has parts "
+        "that the kernels do not know. Decoding with torch, several times slower; "
+        "docs/changing.md says what to change in C",
+        stacklevel=2,
+    )
+    return model
+
+
+@torch.no_grad()
+def largest_difference(packed: ArmdLM, scored_by: ArmdLM) -> float:
+    """Over random tokens, decoded in a strided and in a random order (left to right alone where
+    the model knows no other): the largest difference between the log p of decoding and of scoring,
+    relative where log p is below -1."""
+    config, generator = packed.config, torch.Generator().manual_seed(0)
+    n = min(LENGTH, config.max_length)
+    given = min(GIVEN, n - 1)
+    known = torch.arange(n) < given
+    order = orders.left_to_right(n)
+    if packed.any_order:
+        shuffled = orders.random(n - given, generator=generator)
+        strided = orders.infill(known, min(2, n - given))
+        order = orders.stack([strided, orders.completing(known, shuffled)])
+    rows = order.batch or 1
+    tokens = torch.randint(config.vocab_size, (rows, n), generator=generator)
+    tokens = torch.nn.functional.pad(tokens, (0, 1))  # padding is drawn at position n
+    decoded = torch.zeros(rows, n + 1, dtype=torch.float64)
+    for step in stream(  # so hot that every token is about as probable as any other
+        packed,
+        tokens=tokens[:, :-1],
+        known=known.expand(rows, n),
+        order=order,
+        temperature=100.0,
+        generator=generator,
+    ):
+        tokens.scatter_(1, step.position, step.token)
+        decoded.scatter_(1, step.position, step.logp)
+    scored = in_natural_order(log_likelihood(scored_by, tokens[:, :-1], order).double(), order)
+    difference = (decoded[:, :-1] - scored)[:, ~known] / scored[:, ~known].abs().clamp(min=1)
+    return float(difference.abs().nan_to_num(nan=0.0).max())
+
+
+def in_natural_order(logp: torch.Tensor, order: orders.Order) -> torch.Tensor:
+    return logp.gather(1, order.rows(len(logp)).inverse().expand(logp.shape))
