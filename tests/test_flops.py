@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small import case_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import armd
 from armd.baselines import MODELS, model_class
 from armd.bench.flops import forward_flops, train_flops
+from armd.model.neighbor import needs_extra_row
 from armd.train.presets import mini, with_model
 
 LENGTH, BATCH, VOCABULARY = 64, 16, 300
@@ -41,3 +44,18 @@ def test_block_diffusion_is_about_twice_and_the_others_about_autoregressive() ->
     assert 1.6 < cost["bd3lm-4"] / cost["ar"] < 2.0
     assert cost["mdlm"] > cost["ar"] == cost["sigma-gpt"]
     assert cost["ar"] < cost["armd"] < cost["xlnet"]
+
+
+@pytest.mark.parametrize("kind", ["left to right", "strided", "shuffled", "random"])
+def test_extra_rows_of_the_neighbor_query_count(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # attention that is counted
+    sizes = {"query": "neighbor", "n_heads": 4, "n_kv_heads": 2, "d_model": 64, "n_layers": 2}
+    case = case_of(kind, LENGTH, 1, batch=1, vocab_size=50, **sizes)
+    extra = int(needs_extra_row(case.order).sum())
+    assert (extra == 0) == (kind == "left to right")
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        armd.loss(case.model, case.tokens, case.order).backward()
+    counted = counter.get_total_flops() / LENGTH
+    ours = train_flops(case.model.config, LENGTH, squares=True, extra_rows=extra)
+    assert ours == pytest.approx(counted, rel=0.05)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import case_of
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
 
 import armd
 from armd.errors import ArmdError
@@ -205,3 +206,24 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path / "nowhere", "nowhere")
     (tmp_path / "empty").mkdir()
     assert_refused(tmp_path / "empty", "empty")
+
+
+def test_weights_of_other_queries_are_refused_or_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = torch.arange(6)[None]
+    for query in ("shift", "neighbor", "prefix", "mean"):
+        case_of("random", 5, 1, query=query).model.save_pretrained(tmp_path / query)
+    shift = armd.ArmdLM.from_pretrained(tmp_path / "shift")
+    for given, wanted in (("shift", "neighbor"), ("neighbor", "shift")):
+        caplog.clear()
+        logging.get_logger("transformers").addHandler(caplog.handler)
+        model = armd.ArmdLM.from_pretrained(tmp_path / given, query=wanted)
+        logging.get_logger("transformers").removeHandler(caplog.handler)
+        assert f"as query '{wanted}'" in caplog.text
+        assert model.config.query == wanted
+        if given == "shift":
+            assert torch.equal(model(tokens).logits, shift(tokens).logits)
+    for given, wanted in (("prefix", "neighbor"), ("mean", "neighbor"), ("neighbor", "prefix")):
+        with pytest.raises(ArmdError, match="another query than"):
+            armd.ArmdLM.from_pretrained(tmp_path / given, query=wanted)

@@ -5,35 +5,42 @@ from ..model.configuration_armd import ArmdConfig
 from ..model.prefix import CHUNK
 
 
-def train_flops(config: ArmdConfig, length: int, *, squares: bool = False) -> float:
+def train_flops(
+    config: ArmdConfig, length: int, *, squares: bool = False, extra_rows: int = 0
+) -> float:
     """Of training, for each token of a text of `length`: a forward pass, and a backward pass of
     twice that. What is computed again to save memory does not count. Attention counts what a row
-    may see; with `squares`, every key there is, as torch's counter does."""
+    may see; with `squares`, every key there is, as torch's counter does. `extra_rows`: of query
+    "neighbor", the query rows that an order needs besides the context rows."""
     if knows_orders(name_of(config)):
-        return 3 * _ordered(config, length, squares)
+        return 3 * _ordered(config, length, squares, extra_rows)
     return 3 * _denoising(config, length, squares)
 
 
-def forward_flops(config: ArmdConfig, length: int, *, batch: int = 1) -> int:
+def forward_flops(config: ArmdConfig, length: int, *, batch: int = 1, extra_rows: int = 0) -> int:
     """Of one forward pass of a model that knows orders, in blocks of one token, head included.
     Causal attention counts as half a square."""
-    return round(batch * length * _ordered(config, length, squares=False))
+    return round(batch * length * _ordered(config, length, squares=False, extra_rows=extra_rows))
 
 
-def _ordered(config: ArmdConfig, n: int, squares: bool) -> float:
+def _ordered(config: ArmdConfig, n: int, squares: bool, extra_rows: int) -> float:
     """Our model and its relatives: a forward pass, for each token."""
-    d, p = config.d_model, config.d_pe
-    two = 0 if config.query == "shift" else config.n_two_stream
-    feed = 3 * d * config.d_ff
-    weights = (config.n_layers - two) * (4 * d * d + feed)
+    d, p, heads = config.d_model, config.d_pe, config.n_heads * config.d_head
+    one_stream = config.query in ("shift", "neighbor")
+    two = 0 if one_stream else config.n_two_stream
+    query_row = 2 * d * heads + 3 * d * config.d_ff
+    layer = query_row + 2 * d * config.n_kv_heads * config.d_head
+    weights = (config.n_layers - two) * layer
     if two:
         # query rows need no keys and values; the last layer's context rows need nothing else
-        weights += (two - 1) * (6 * d * d + 2 * feed) + (4 * d * d + feed)
-    keys = ((config.n_layers - two) + max(0, 2 * two - 1)) * (n if squares else n / 2)
+        weights += (two - 1) * (layer + query_row) + layer
+    seen = n if squares else n / 2
+    keys = ((config.n_layers - two) + max(0, 2 * two - 1)) * seen
     prefix = 0
     if config.query == "prefix":
         prefix = min(CHUNK, n) * (p + d) + 2 * p * d * (n > CHUNK)
-    return 2 * (weights + prefix + 2 * keys * d + d * config.vocab_size)
+    extra = extra_rows / n * (config.n_layers * (query_row + 2 * seen * heads) + n * (p + d))
+    return 2 * (weights + prefix + extra + 2 * keys * heads + d * config.vocab_size)
 
 
 def _denoising(config: ArmdConfig, n: int, squares: bool) -> float:

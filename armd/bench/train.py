@@ -8,6 +8,18 @@ from typing import Annotated, Any
 
 import tyro
 
+RHO = 32
+STREAMS = 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model, and the order that it is trained in."""
+
+    model: Any
+    order: Any = None
+    """Left to right if None."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -45,8 +57,9 @@ def bench_train(
     device: str = "cpu",
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> None:
-    """Time forward and backward of ARMD at several L2s, of AR (the same layers, one stream) and of
-    transformers' GPT2LMHeadModel, interleaved in one process."""
+    """Time forward and backward of ARMD at several L2s and with the neighbor query in three orders,
+    of AR (the same layers, one stream) and of transformers' GPT2LMHeadModel, interleaved in one
+    process."""
     import torch
 
     from .timing import gemm_peak
@@ -68,7 +81,8 @@ def bench_train(
         models = build(size, two_stream, length, vocabulary, gpt2=gpt2)
         for name, model in models.items():
             models[name] = torch.compile(model.to(where)) if compile else model.to(where)
-        rows += measure(models, length, batch=batch, repeats=repeats, peak=peak, device=where)
+        sides = with_orders(models, length, batch)
+        rows += measure(sides, length, batch=batch, repeats=repeats, peak=peak, device=where)
         show([row for row in rows if row.length == length])
     if json_file:
         settings = {"size": size, "batch": batch, "repeats": repeats, "device": device}
@@ -90,6 +104,7 @@ def build(
     models: dict[str, Any] = {"AR": ArmdLM(config)}
     for count in sorted({min(count, config.n_layers) for count in two_stream}):
         models[f"ARMD L2s={count}"] = ArmdLM(ArmdConfig.named(size, n_two_stream=count, **sizes))
+    models["neighbor"] = ArmdLM(ArmdConfig.named(size, query="neighbor", **sizes))
     if gpt2:
         same = {"n_layer": config.n_layers, "n_embd": config.d_model, "n_head": config.n_heads}
         zero = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
@@ -99,52 +114,80 @@ def build(
     return models
 
 
+def with_orders(models: dict[str, Any], length: int, batch: int) -> dict[str, Side]:
+    """Left to right, and for the neighbor query, whose cost depends on it, other orders too."""
+    import torch
+
+    from ..model import order as orders
+
+    sides: dict[str, Side] = {}
+    for name, model in models.items():
+        sides[name] = Side(model)
+        if name == "neighbor":
+            generator, rho = torch.Generator().manual_seed(0), min(RHO, length)
+            drawn = [orders.shuffled(length, rho, generator=generator) for _ in range(batch)]
+            streams = min(STREAMS, length)
+            sides[f"{name} S={streams}"] = Side(model, orders.strided(length, streams))
+            sides[f"{name} rho={rho}"] = Side(model, orders.stack(drawn))
+    return sides
+
+
 def measure(
-    models: dict[str, Any], length: int, *, batch: int, repeats: int, peak: float, device: Any
+    sides: dict[str, Side], length: int, *, batch: int, repeats: int, peak: float, device: Any
 ) -> list[Row]:
     import torch
 
     from ..runtime.memory import keep_freed_memory
-    from .flops import forward_flops
     from .timing import interleave, peak_memory
 
-    vocabulary = models["AR"].config.vocab_size
-    tokens = torch.randint(vocabulary, (batch, length), device=device)
+    ar = sides["AR"]
+    tokens = torch.randint(ar.model.config.vocab_size, (batch, length), device=device)
 
-    def step(model: Any) -> Callable[[], object]:
+    def step(side: Side) -> Callable[[], object]:
+        order = {} if side.order is None else {"order": side.order.to(device)}
+
         def run() -> None:
-            model.zero_grad(set_to_none=True)
+            side.model.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = model(tokens, labels=tokens).loss
+                loss = side.model(tokens, labels=tokens, **order).loss
             loss.backward()
 
         return run
 
-    steps = {name: step(model) for name, model in models.items()}
+    steps = {name: step(side) for name, side in sides.items()}
     memory = {name: peak_memory(run, device) for name, run in steps.items()}
     keep_freed_memory()
     times = interleave(steps, repeats=repeats, device=device, warm=True)
-    rows = []
-    for name, model in models.items():
-        ar = 3 * forward_flops(models["AR"].config, length, batch=batch)
-        gpt2 = name.startswith("GPT2")
-        flops = ar if gpt2 else 3 * forward_flops(model.config, length, batch=batch)
-        best = times[name].best
-        rows.append(
-            Row(
-                model=name,
-                length=length,
-                seconds=best,
-                median=times[name].median,
-                tokens_per_second=batch * length / best,
-                ratio_to_ar=best / times["AR"].best,
-                median_ratio=times[name].median / times["AR"].median,
-                flop_ratio=flops / ar,
-                peak_share=flops / best / peak,
-                memory=memory[name],
-            )
+    flops = {
+        name: step_flops(ar if name.startswith("GPT2") else side, length, batch)
+        for name, side in sides.items()
+    }
+    return [
+        Row(
+            model=name,
+            length=length,
+            seconds=taken.best,
+            median=taken.median,
+            tokens_per_second=batch * length / taken.best,
+            ratio_to_ar=taken.best / times["AR"].best,
+            median_ratio=taken.median / times["AR"].median,
+            flop_ratio=flops[name] / flops["AR"],
+            peak_share=flops[name] / taken.best / peak,
+            memory=memory[name],
         )
-    return rows
+        for name, taken in times.items()
+    ]
+
+
+def step_flops(side: Side, length: int, batch: int) -> float:
+    """Forward and backward, with the extra rows of the side's order."""
+    from ..model.neighbor import needs_extra_row
+    from .flops import forward_flops
+
+    extra = 0
+    if side.order is not None and side.model.config.query == "neighbor":
+        extra = int(needs_extra_row(side.order).sum(1).max())
+    return 3 * forward_flops(side.model.config, length, batch=batch, extra_rows=extra)
 
 
 def show(rows: list[Row]) -> None:

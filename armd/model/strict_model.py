@@ -1,11 +1,25 @@
 """Loading a saved model: from safetensors alone, and every weight must fit."""
 
+from collections.abc import Collection
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from .errors import ArmdError
+from .shapes import Tensor
+
+UNKNOWN_NEIGHBOR = {
+    "unknown",
+    "gate",
+    "query_norm.weight",
+    "position_code.inner.weight",
+    "position_code.outer.weight",
+}
+"""What a model of query "neighbor" has besides the weights of query "shift"."""
+logger = logging.get_logger(__name__)
 
 
 class StrictModel(PreTrainedModel):
@@ -29,13 +43,45 @@ class StrictModel(PreTrainedModel):
             raise ArmdError(
                 f"{source} does not fit its own config.json: {first_line(error)}"
             ) from error
-        wrong = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
-        if wrong:
-            raise ArmdError(
-                f"{source} holds other weights than its config.json asks for, such as {wrong[0]}; "
-                "was it made by another model, or saved only in part?"
-            )
+        if info["mismatched_keys"]:
+            raise other_weights(source, info["mismatched_keys"])
+        check_names(source, model.config, info["missing_keys"], info["unexpected_keys"])
         return (model, info) if wants_info else model
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Any) -> None:
+    """Weights of another model of the same sizes; those of query "shift" fit "neighbor"."""
+    found = model.load_state_dict(weights, strict=False)
+    check_names(source, model.config, found.missing_keys, found.unexpected_keys)
+
+
+def check_names(
+    source: Any, config: Any, missing: Collection[str], unexpected: Collection[str]
+) -> None:
+    """Raise unless all weights fit. Left to right, "shift" and "neighbor" are one model: there a
+    line says what is new or left out. So it does where a bias to the right starts at 0."""
+    new = {name for name in missing if not name.endswith(".right_bias")}
+    query, left_out = getattr(config, "query", ""), set(unexpected)
+    if query == "neighbor" and new == UNKNOWN_NEIGHBOR and not left_out:
+        logger.warning(f"{source} is autoregressive; as query 'neighbor' it starts to learn orders")
+    elif query == "shift" and left_out == UNKNOWN_NEIGHBOR and not missing:
+        logger.warning(f"{source} knows orders; as query 'shift' it is left to right alone")
+    elif new | left_out and new | left_out <= UNKNOWN_NEIGHBOR:
+        raise ArmdError(
+            f"{source} has another query than '{query}', and only 'shift' fits 'neighbor'; leave "
+            "the query as its config.json has it, or train anew"
+        )
+    elif new or left_out:
+        raise other_weights(source, sorted(new | left_out))
+    elif missing:
+        logger.warning(f"{source} has no bias to the right; it starts at 0")
+
+
+def other_weights(source: Any, names: Collection[Any]) -> ArmdError:
+    return ArmdError(
+        f"{source} holds other weights than its config.json asks for, such as {next(iter(names))}; "
+        "was it made by another model, or saved only in part?"
+    )
 
 
 def first_line(error: Exception) -> str:

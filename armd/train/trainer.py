@@ -17,6 +17,7 @@ from ..data.sampler import batch
 from ..errors import ArmdError
 from ..model.order import Order
 from ..model.shapes import Int, Tensor
+from ..model.strict_model import load_weights
 from ..pretrained import model_folder
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
@@ -113,7 +114,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
     if recipe.start:
         given = kind.from_pretrained(model_folder(recipe.start)).state_dict()
         try:
-            model.load_state_dict(given)
+            load_weights(model, given, recipe.start)
         except RuntimeError:
             raise ArmdError(
                 f"the model in {recipe.start} has other sizes than this recipe; "
