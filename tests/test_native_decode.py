@@ -1,5 +1,6 @@
 """The C decode step gives what the model itself gives, for every kind of query, shape and order."""
 
+import os
 from typing import Any
 
 import pytest
@@ -155,6 +156,23 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(
     logits[:2] = [torch.cat(pair) for pair in zip(first, logits[:2], strict=True)]
     for (expected, tokens), found, sequence in zip(alone, logits, together, strict=True):
         assert torch.equal(expected, found) and tokens == list(sequence.tokens)
+
+
+@pytest.mark.parametrize("query", ["prefix", "neighbor"])
+def test_the_number_of_threads_changes_no_bit(query: str) -> None:
+    g = torch.Generator().manual_seed(17)
+    packed = fast.pack(build(g, query=query, n_heads=4, n_kv_heads=2, d_head=8))
+    tasks = [task(kind, 50, g) for kind in ("strided", "infill", "random")]
+    library, found = native.library(), []
+    assert hasattr(library, "omp_set_num_threads")
+    before = library.omp_get_max_threads()
+    for threads in (1, 3):
+        library.omp_set_num_threads(threads)
+        sequences = [CSequence(packed, *one) for one in tasks]
+        found.append(decode(packed, sequences))
+    library.omp_set_num_threads(before)
+    assert len(os.listdir("/proc/self/task")) >= 3, "no thread was started"
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("shape", ["plain", "grouped", "wide heads", "qwen"])
