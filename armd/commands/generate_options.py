@@ -27,6 +27,8 @@ class Writing:
     """The text to continue; without any, texts start from nothing."""
     prompts: Path | None = None
     """A file of prompts: .txt, one a line, or .jsonl with a prompt each."""
+    chat: bool = False
+    """The prompts are a user's messages: put the model's chat template around each."""
     template: str | None = None
     """A text with blanks of two or more underscores, "The ____ jumped over ____."."""
     blank_lengths: str = ""
@@ -94,6 +96,8 @@ def check(job: Writing) -> None:
         value = getattr(job, name)
         if value is not None and value < 1:
             raise ArmdError(f"--{name} {value} must be at least 1")
+    if job.chat and job.template is not None:
+        raise ArmdError("--chat is for prompts, not for a --template; leave it out")
     if job.blank_lengths and job.template is None:
         raise ArmdError("--blank-lengths is for the blanks of a --template; give one")
     if job.template is not None and job.length is not None:
@@ -155,7 +159,12 @@ def check_diffusion(job: Writing, name: str | None) -> None:
 
 
 def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Request]:
+    from ..data.chat_template import chat_text
+    from ..pretrained import model_folder
+
     def encode(text: str) -> list[int]:
+        if job.chat:
+            text = chat_text(model_folder(job.model), [{"role": "user", "content": text}])
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
     most = model.config.max_length

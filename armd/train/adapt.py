@@ -121,7 +121,7 @@ def with_adapters(model: Any, rank: int, alpha: int) -> None:
 @contextlib.contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
     """Inside, the model is its source, left to right."""
-    layers = [m for m in model.modules() if hasattr(m, "enable_adapters")]
+    layers = [m for m in model.modules() if hasattr(m, "lora_A")]
     was_training = model.training
     model.eval()
     for layer in layers:

@@ -35,7 +35,9 @@ def dataset_for(data: str, base: Path, out: Path) -> Path:
     folder = out.with_name(f"{out.name}-data")
     if path.is_file() and path.suffix == ".jsonl" and has_ids(path):
         return from_samples(path, base, folder)
-    prepare(Preparation(data, tokenizer=str(base), out=folder, workers=1))
+    # of one file, some paragraphs can be held out; of many, whole files
+    cut = "blank" if path.is_file() and ".txt" in path.suffixes else "file"
+    prepare(Preparation(data, tokenizer=str(base), out=folder, documents=cut, workers=1))
     return folder
 
 

@@ -1,0 +1,187 @@
+"""Laws: adapting teaches other orders, is safe against kills, and its adapter is what it says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from convert_help import WORDS, source_model  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from armd import order as orders  # noqa: E402
+from armd.convert.adapter import apply_adapter  # noqa: E402
+from armd.convert.to_armd import convert  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
+from armd.pretrained import load_model  # noqa: E402
+from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
+from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
+from armd.train.distilled_loss import distance_to_the_right, distilled_loss  # noqa: E402
+from armd.train.run_folder import read_metrics  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    source_model("llama", folder / "source")
+    convert(str(folder / "source"), folder / "ours")
+    return folder / "ours"
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token ids, as armd generate --out writes them."""
+    file = tmp_path_factory.mktemp("samples") / "own.jsonl"
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randint(1, WORDS, (40, 32), generator=generator).tolist()
+    file.write_text("".join(json.dumps({"text": "", "ids": row}) + "\n" for row in rows))
+    return file
+
+
+def job(base: Path, data: Path, out: Path, **changes: Any) -> Adapting:
+    small = {"steps": 6, "length": 32, "rank": 2, "alpha": 4, "warmup": 2, "learning_rate": 1e-2}
+    often = {"log_every": 1, "validate_every": 3, "checkpoint_every": 2, "device": "cpu"}
+    return Adapting(str(base), str(data), out, **{**small, **often, "half": False, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    return adapt(recipe_of(job(base, samples, tmp_path_factory.mktemp("whole") / "run")))
+
+
+def test_zero_steps_change_nothing(base: Path, samples: Path, tmp_path: Path) -> None:
+    out = adapt(recipe_of(job(base, samples, tmp_path / "run", steps=0)))
+    before, after = (load_file(f / "model.safetensors") for f in (base, out / "export"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_adapter_applied_equals_merged(base: Path, run: Path) -> None:
+    applied = apply_adapter(load_model(base), run / "adapter").eval()
+    merged, source = load_model(run / "export"), load_model(base)
+    tokens = torch.randint(0, WORDS, (2, 32), generator=torch.Generator().manual_seed(6))
+    for order in (orders.left_to_right(32), orders.strided(32, 4)):
+        with torch.no_grad():
+            one, two, three = (m(tokens, order=order).logits for m in (applied, merged, source))
+        assert torch.allclose(one, two, atol=1e-4)
+        assert not torch.allclose(one, three, atol=1e-2)
+
+
+def test_the_adapter_is_a_standard_one(base: Path, run: Path) -> None:
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(run / "adapter"))
+    assert config.peft_type == "LORA" and config.r == 2  # type: ignore[attr-defined]
+    names = load_file(run / "adapter" / "adapter_model.safetensors")
+    assert "base_model.model.layers.0.query.lora_A.weight" in names
+    new = load_file(run / "adapter" / "new_weights.safetensors")
+    assert {"unknown", "gate", "layers.1.right_bias"} <= new.keys() and "bos" not in new
+
+
+def test_another_base_is_refused_by_its_checksum(base: Path, run: Path, tmp_path: Path) -> None:
+    source_model("llama", tmp_path / "source", rms_norm_eps=1e-5)
+    file = tmp_path / "source" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ArmdError, match="checksum"):
+        convert(str(tmp_path / "source"), tmp_path / "ours", adapter=run / "adapter")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    convert(str(base.parent / "source"), tmp_path / "ours", adapter=run / "adapter")
+    one, two = (load_file(f / "model.safetensors") for f in (tmp_path / "ours", run / "export"))
+    assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+@pytest.mark.parametrize("stopped", [3, 4])
+def test_a_stopped_run_ends_as_one_that_was_not(
+    base: Path,
+    samples: Path,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: int,
+) -> None:
+    recipe = replace(recipe_of(job(base, samples, tmp_path / "run")))
+    step = AdaptTrainer.train_step
+
+    def dies(self: Any, batch: Any, **rest: Any) -> Any:
+        if batch.step == stopped:
+            raise RuntimeError("killed")
+        return step(self, batch, **rest)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(AdaptTrainer, "train_step", dies)
+        adapt(recipe)
+    adapt(recipe)
+    for name in ("adapter/adapter_model.safetensors", "export/model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_the_curve_tells_each_number_of_streams(run: Path) -> None:
+    rows = [row["heldout"] for row in read_metrics(run) if "heldout" in row]
+    assert len(rows) == 2 and list(rows[0]) == ["left to right", "S=2", "S=4", "S=8"]
+
+
+def test_all_weights_learn_with_full(base: Path, samples: Path, tmp_path: Path) -> None:
+    changes = {"full": True, "steps": 2, "learning_rate": 1e-4, "activation_checkpointing": True}
+    out = adapt(recipe_of(job(base, samples, tmp_path / "run", **changes)))
+    before, after = (load_file(f / "model.safetensors") for f in (base, out / "export"))
+    assert before.keys() == after.keys()
+    assert not torch.equal(before["layers.0.down.weight"], after["layers.0.down.weight"])
+    assert not (out / "adapter").exists()
+
+
+def test_text_is_data_too(base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(f"the order {n} of the other then there " * 4 for n in range(99)))
+    changes = {"steps": 1, "validate_every": 0}
+    out = adapt(recipe_of(job(base, file, tmp_path / "run", **changes)))
+    assert (out / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_bad_data_and_bases(base: Path, samples: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"ids": [1, 2, 100_000]}) + "\n")
+    with pytest.raises(ArmdError, match="outside the vocabulary"):
+        recipe_of(job(base, other, tmp_path / "run"))
+    with pytest.raises(ArmdError, match="no data"):
+        recipe_of(job(base, tmp_path / "none", tmp_path / "run"))
+    with pytest.raises(ArmdError, match="convert it first"):
+        recipe_of(job(base.parent / "source", samples, tmp_path / "run"))
+    with pytest.raises(ArmdError, match="passes the model's"):
+        recipe_of(job(base, samples, tmp_path / "run", length=4096))
+
+
+def test_the_distilled_loss_has_the_gradient_of_its_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, matrix = (torch.randn(n, 8, generator=generator) for n in (300, 40))
+    source = torch.randn(300, 8, generator=generator)
+    target = torch.randint(0, 40, (300,), generator=generator)
+    weight, text = (torch.rand(300, generator=generator).round(decimals=1) for _ in range(2))
+    rows.requires_grad_(), matrix.requires_grad_()
+    found = distilled_loss(rows, matrix, source, target, weight, text)
+    ours, theirs = (r @ matrix.T for r in (rows, source))
+    nll = torch.nn.functional.cross_entropy(ours, target, reduction="none")
+    theirs = theirs.detach().log_softmax(-1)
+    apart = (theirs.exp() * (theirs - ours.log_softmax(-1))).sum(-1)
+    wanted = (weight * (text * nll + (1 - text) * apart)).sum()
+    assert torch.allclose(found, wanted, rtol=1e-5)
+    for one, two in zip(
+        torch.autograd.grad(found, (rows, matrix)),
+        torch.autograd.grad(wanted, (rows, matrix)),
+        strict=True,
+    ):
+        assert torch.allclose(one, two, atol=1e-4)
+
+
+def test_distance_to_the_right_is_counted_when_a_token_is_drawn() -> None:
+    order = orders.strided(8, 2).rows(1)  # 0 | 4 | 1 5 | 2 6 | 3 7
+    found = dict(zip(order.position[0].tolist(), distance_to_the_right(order)[0], strict=True))
+    assert [int(found[p]) for p in range(8)] == [0, 3, 2, 1, 0, 0, 0, 0]
+    forward = distance_to_the_right(orders.left_to_right(5).rows(1))
+    assert not forward.any()
