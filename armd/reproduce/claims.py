@@ -10,6 +10,11 @@ from .uncertainty import Entries, difference_error, mean_nats, verdict
 
 RIVALS = ("mdlm", "sedd-absorb", "sedd-uniform", "radd", "d3pm", "bd3lm-4", "bd3lm-16")
 
+NEIGHBOR = (
+    ("armd-neighbor", "ar", 1.0, "the neighbor query's perplexity over AR's, equal steps"),
+    ("armd-neighbor-third", "ar-third", 1.03, "the same at 1/3 of the steps"),
+)
+
 
 def claims_table(found: dict[str, dict[str, Any]]) -> str:
     """What was to be reached, what was, and whether it holds by the rule of uncertainty.py."""
@@ -27,6 +32,9 @@ def quality(entries: Entries) -> list[list[str]]:
         rows.append(
             at_most(entries, "armd", "ar", 1.02, "ARMD's perplexity over AR's, equal steps")
         )
+    for one, other, limit, claim in NEIGHBOR:
+        if {one, other} <= entries.keys():
+            rows.append(at_most(entries, one, other, limit, claim))
     present = [name for name in RIVALS if name in entries]
     if present and "armd-third" in entries:
         best = min(present, key=lambda name: perplexity_of(entries, name))

@@ -11,7 +11,7 @@ import torch
 from ..bench.timing import Times, interleave
 from ..generation.api import generate
 from ..model.modeling_armd import ArmdLM
-from ..model.order import left_to_right
+from ..model.order import Order, left_to_right, shuffled, strided
 from .result_file import Findings
 from .runs import Study
 from .scale import Scale
@@ -42,7 +42,8 @@ def batch_rows(scale: Scale) -> int:
 
 
 def training(scale: Scale) -> dict[str, Times]:
-    """Forward and backward of a batch, for AR and every L2s."""
+    """Forward and backward of a batch, for AR and every L2s left to right, and for the neighbor
+    query, whose cost depends on it, in three orders."""
     network = scale.base.network
     tokens = torch.randint(VOCABULARY, (batch_rows(scale), network.length))
     order = left_to_right(network.length)
@@ -50,10 +51,19 @@ def training(scale: Scale) -> dict[str, Times]:
     shapes = {"AR": replace(network, query="shift")}
     for two in range(1, network.n_layers + 1):
         shapes[f"L2s={two}"] = replace(network, n_two_stream=two)
-    for name, shape in shapes.items():
-        model = ArmdLM(shape.config(VOCABULARY)).train()
+    models = {name: ArmdLM(shape.config(VOCABULARY)).train() for name, shape in shapes.items()}
+    trained = [(name, model, order) for name, model in models.items()]
+    near = ArmdLM(replace(network, query="neighbor").config(VOCABULARY)).train()
+    rho = scale.base.curriculum.rho
+    draw = torch.Generator().manual_seed(0)
+    trained += [
+        ("neighbor", near, order),
+        ("neighbor S=4", near, strided(network.length, 4)),
+        (f"neighbor rho={rho}", near, shuffled(network.length, rho, generator=draw)),
+    ]
+    for name, model, order in trained:
 
-        def step(model: ArmdLM = model) -> None:
+        def step(model: ArmdLM = model, order: Order = order) -> None:
             model(tokens, order=order, labels=tokens).loss.backward()
             model.zero_grad(set_to_none=True)
 
@@ -72,4 +82,7 @@ def decoding(scale: Scale) -> dict[str, Times]:
     model = pack(ArmdLM(network.config(VOCABULARY)).eval())
     for s in STREAMS:
         sides[f"S={s}"] = lambda s=s: generate(model, length=network.length, streams=s)
+    near = pack(ArmdLM(replace(network, query="neighbor").config(VOCABULARY)).eval())
+    for s in STREAMS:
+        sides[f"neighbor S={s}"] = lambda s=s: generate(near, length=network.length, streams=s)
     return interleave(sides, repeats=REPEATS, device=torch.device("cpu"))

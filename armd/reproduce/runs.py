@@ -55,11 +55,21 @@ class Study:
 
 
 def perplexity_runs(scale: Scale) -> list[Trained]:
-    """All models at equal steps, ours at a third of them, too; ours and AR with every seed."""
-    seeded = [Trained("armd", scale.base), Trained("armd-third", fewer(scale.base, 3))]
-    seeded.append(Trained("ar", with_model(scale.base, "ar")))
+    """All models at equal steps, ours and AR at a third of them, too; these with every seed."""
+    seeded = []
+    for name, recipe in (
+        ("armd", scale.base),
+        ("armd-neighbor", neighbor(scale.base)),
+        ("ar", with_model(scale.base, "ar")),
+    ):
+        seeded += [Trained(name, recipe), Trained(f"{name}-third", fewer(recipe, 3))]
     rivals = [Trained(name, with_model(scale.base, name)) for name in RIVALS]
     return [*with_seeds(scale, seeded), *rivals]
+
+
+def neighbor(recipe: Recipe) -> Recipe:
+    """The same run with the query that starts from the token before."""
+    return changed(recipe, {"network": {"query": "neighbor"}})
 
 
 def with_seeds(scale: Scale, runs: list[Trained]) -> list[Trained]:
@@ -90,7 +100,9 @@ def price_runs(scale: Scale) -> list[Trained]:
     runs = [Trained("armd", scale.base)]
     runs += [Trained(f"sbp-{share}", strided(scale, share), after="armd") for share in SBP_SHARES]
     only = changed(strided(scale, 20), {"curriculum": {"streams": (4,)}})
-    return [*runs, Trained("sbp-20-only-4", only, after="armd")]
+    runs += [Trained("sbp-20-only-4", only, after="armd")]
+    runs += [Trained("armd-neighbor", neighbor(scale.base))]
+    return [*runs, Trained("neighbor-sbp-20", neighbor(strided(scale, 20)), after="armd-neighbor")]
 
 
 def ablation_runs(scale: Scale) -> list[Trained]:

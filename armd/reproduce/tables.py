@@ -20,6 +20,9 @@ LABELS = {
     "ar": "AR",
     "armd": "ARMD",
     "armd-third": "ARMD, 1/3 of the steps",
+    "armd-neighbor": "ARMD, neighbor query",
+    "armd-neighbor-third": "ARMD, neighbor query, 1/3 of the steps",
+    "ar-third": "AR, 1/3 of the steps",
     "mdlm": "MDLM",
     "sedd-absorb": "SEDD absorb",
     "sedd-uniform": "SEDD uniform",
@@ -180,11 +183,11 @@ def latency_tables(entries: Entries) -> str:
     if "training" in entries:
         times = entries["training"]["figures"]
         rows = []
-        layers = len(times) - 1
+        layers = sum(name.startswith("L2s=") for name in times)
         for name, t in times.items():
-            two = int(name[4:]) if name != "AR" else 0
+            two = int(name[4:]) if name.startswith("L2s=") else 0
             # the paper's small model has 12 layers
-            known = TABLE_4.get(f"ARMD L2s={12 * two // layers}" if two else "AR")
+            known = TABLE_4.get(f"ARMD L2s={12 * two // layers}" if two else name)
             rows.append(
                 [
                     name,
@@ -200,8 +203,7 @@ def latency_tables(entries: Entries) -> str:
         times = entries["decoding"]["figures"]
         rows = []
         for name, t in times.items():
-            s = int(name[2:]) if name != "AR" else 0
-            paper = SECONDS_A_SAMPLE.get(s)
+            paper = SECONDS_A_SAMPLE.get(int(name[2:]) if name.startswith("S=") else 0)
             rows.append(
                 [
                     name,
