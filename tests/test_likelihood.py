@@ -37,8 +37,8 @@ def test_log_likelihood_is_of_the_token_at_each_position(kind: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_schedule_weight_is_gamma_of_all_masked_tokens(schedule: str) -> None:
-    """eq. VLoss_diff, enumerated: gamma(t) times all that is masked at t, summed over t, is the mean
-    over masking orders of each token once, at the step that unmasks it, with weight 1."""
+    """eq. VLoss_diff, enumerated: gamma(t) times all that is masked at t, summed over t, is the
+    mean over masking orders of each token once, at the step that unmasks it, with weight 1."""
     n, steps = 3, 4
     alpha = [1 - t / steps if schedule == "linear" else cos(pi / 2 * t / steps) for t in range(5)]
     alpha[steps] = 0.0
