@@ -6,8 +6,7 @@ import torch
 from eval_models import tiny_armd
 
 import armd
-from armd.generation.api import fill
-from armd.generation.decode_plan import Course
+from armd.generation.api import decode, make_sequences
 from armd.generation.plan import from_blanks
 from armd.generation.sampling import Sampling
 from armd.native import packed as fast
@@ -29,7 +28,7 @@ class Hearer:
 
     def __call__(self, event) -> None:
         if isinstance(event, StepEvent):
-            for at in event.at:
+            for at in event.tokens:
                 assert at.position not in self.landed
                 self.landed[at.position] = (at.token, at.logp)
             self.begun.set()
@@ -60,28 +59,28 @@ def task(index: int, vocabulary: int = 300):
     order = armd.order.completing(known, kinds[index % 3])
     sampling = [{}, {"top_p": 0.9}, {"temperature": 0.7, "repetition_penalty": 1.3}][index % 3]
     eos = 7 if index % 4 == 0 else None
-    return from_blanks(tokens, known[None], order=order), Sampling(**sampling), eos
+    return from_blanks(tokens, known[None], order=order)[0], Sampling(**sampling), eos
 
 
 def job(index: int, hearer, **more) -> GenerationRequest:
-    canvas, sampling, eos = task(index)
-    return GenerationRequest(Course.of(canvas), sampling, seeded(0, index), hearer, eos=eos, **more)
+    plan, sampling, eos = task(index)
+    return GenerationRequest(plan, sampling, seeded(0, index), hearer, eos=eos, **more)
 
 
 def alone(model, index: int) -> dict[int, tuple[int, float]]:
-    canvas, sampling, eos = task(index)
-    return filled(model, canvas, index, sampling, eos)
+    plan, sampling, eos = task(index)
+    return filled(model, plan, index, sampling, eos)
 
 
-def filled(model, canvas, index: int, sampling=PLAIN, eos=None):
-    """What the library writes on a canvas, in the order in which it does."""
-    found = {}
-    for step in fill(model, canvas, sampling=sampling, generator=[seeded(0, index)], eos=eos):
-        columns = (step.position[0], step.token[0], step.logp[0], step.drawn[0])
-        for position, token, logp, drawn in zip(*(c.tolist() for c in columns), strict=True):
-            if drawn:
-                found[position] = (token, logp)
-    return found
+def filled(model, plan, index: int, sampling=PLAIN, eos=None):
+    """What the library generates by a plan, in the order in which it does."""
+    options = {"sampling": sampling, "generator": [seeded(0, index)], "eos": eos}
+    (sequence,) = make_sequences(model, [plan], **options)
+    for _ in decode(model, [sequence]):
+        pass
+    there = plan.position[plan.step_ends[0] : plan.step_ends[sequence.step]]
+    drawn = [at for at in there if not plan.known[at]]
+    return {at: (sequence.tokens[at], sequence.logp[at]) for at in drawn}
 
 
 def packed(**changes):

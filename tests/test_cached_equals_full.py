@@ -1,5 +1,8 @@
 """The cache is exact: what the loop drew, block by block, one full pass over the finished text says
-too, whatever the order, the blocks, the prompts, the batch and the depth of the two streams."""
+too, whatever the order, the blocks, the prompts, the batch, the weights and the depth of the two
+streams."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +11,12 @@ from hypothesis import strategies as st
 from small import Case, case_of, cases, order_of
 
 import armd
-from armd.generation.api import Step
+from armd.errors import ArmdError
+from armd.generation.outputs import StepOutput
+from armd.native.packed import pack
 
 
-def finished(case: Case, steps: list[Step], tokens: torch.Tensor) -> torch.Tensor:
+def finished(case: Case, steps: list[StepOutput], tokens: torch.Tensor) -> torch.Tensor:
     """The text after all steps, natural order."""
     text = torch.nn.functional.pad(tokens, (0, 1))
     for step in steps:
@@ -19,7 +24,7 @@ def finished(case: Case, steps: list[Step], tokens: torch.Tensor) -> torch.Tenso
     return text[:, :-1]
 
 
-def agree(case: Case, steps: list[Step], text: torch.Tensor, order: armd.Order) -> None:
+def agree(case: Case, steps: list[StepOutput], text: torch.Tensor, order: armd.Order) -> None:
     """Every log-probability the loop gave, of tokens drawn and of tokens put in, against one pass
     over the finished text."""
     with torch.no_grad():
@@ -37,7 +42,7 @@ def agree(case: Case, steps: list[Step], text: torch.Tensor, order: armd.Order) 
 
 
 def run(case: Case, *, known: torch.Tensor | None = None, order: armd.Order | None = None) -> None:
-    """Fill a canvas and compare; without `known` everything is blank."""
+    """Fill the blanks and compare; without `known` everything is blank."""
     order = case.order if order is None else order
     known = torch.zeros_like(case.tokens, dtype=torch.bool) if known is None else known
     tokens = case.tokens * known
@@ -55,16 +60,31 @@ def test_any_order_and_blocking_in_double(case: Case) -> None:
     run(case)
 
 
+WEIGHTS = ("plain", "fp32", "int8")
+
+
+def packed(case: Case, weights: str) -> Case:
+    """The same with other weights: int8 ones say something else, but cached as full."""
+    try:
+        return replace(case, model=pack(case.model, weights))
+    except ArmdError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
 @settings(max_examples=20, deadline=None)
-@given(cases())
-def test_any_order_and_blocking_in_single(case: Case) -> None:
-    run(case)
+@given(case=cases())
+def test_any_order_and_blocking_in_single(weights: str, case: Case) -> None:
+    run(packed(case, weights))
 
 
-@settings(max_examples=40, deadline=None)
-@given(cases(double=True), st.floats(0, 1))
-def test_known_tokens_anywhere(case: Case, share: float) -> None:
+@pytest.mark.parametrize("weights", ["double", *WEIGHTS[1:]])
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), share=st.floats(0, 1))
+def test_known_tokens_anywhere(weights: str, data: st.DataObject, share: float) -> None:
     """Known tokens in front are one prefill; inside or after blanks they are put in as drawn."""
+    case = data.draw(cases(double=weights == "double"))
+    case = case if weights == "double" else packed(case, weights)
     known = torch.rand(case.tokens.shape, generator=case.generator) < share
     known[0, int(torch.randint(known.shape[1], (), generator=case.generator))] = False
     run(case, known=known)
@@ -108,9 +128,11 @@ def test_prompts_of_unlike_lengths(case: Case, lengths: list[int], streams: int)
     agree(case, steps, text, armd.order.infill(known, streams=streams))
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("kind", ["random", "strided", "rows"])
-def test_long_texts_in_single(kind: str) -> None:
+def test_long_texts_in_single(kind: str, weights: str) -> None:
     case = case_of(kind, 48, 5, batch=3, n_layers=4, n_two_stream=2, d_model=32, n_heads=4)
+    case = packed(case, weights)
     run(case)
     prompt = torch.arange(48).expand(3, 48) < 20
     run(case, known=prompt, order=order_of("random", 48, case.generator))

@@ -1,7 +1,5 @@
 """Fast weights say what plain ones say: the same products, the same texts."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +7,6 @@ from hypothesis import strategies as st
 
 import armd
 from armd.errors import ArmdError
-from armd.generation import forward as passes
-from armd.generation.kv_cache import Cache, make_cache
 from armd.native import library as native
 from armd.native import packed as fast
 
@@ -111,21 +107,3 @@ def test_a_packed_model_follows_weights_that_it_shares_to_where_they_move() -> N
     torch.nn.utils.vector_to_parameters(values, model.parameters())  # the same numbers elsewhere
     rubbish = [torch.full((32,), float("nan")) for _ in range(2000)]  # where they were before
     assert written() == before and len(rubbish) == 2000
-
-
-def test_a_copied_cache_is_written_apart_from_the_original() -> None:
-    packed = fast.pack(tiny())
-
-    def go_on(cache: Cache) -> None:
-        at = torch.full((1, 1), cache.mark.context)
-        part = passes.Part(cache, packed.embedding(at), at, at + 1)
-        passes.advance_together(packed, [part])
-
-    with torch.no_grad():
-        cache = make_cache(packed, batch=1, length=8)
-        go_on(cache)
-        twin = copy.deepcopy(cache)
-        kept = cache.keys[0].clone()
-        go_on(twin)
-    assert torch.equal(cache.keys[0], kept)
-    assert not torch.equal(twin.keys[0], kept)

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from small import case_of
 
 import armd
-from armd.generation.forward import Part, advance_together
-from armd.generation.kv_cache import make_cache
 from armd.generation.template import parts
 from armd.runtime.seeds import seeded
 
@@ -126,43 +124,6 @@ def test_an_empty_prompt_is_no_prompt() -> None:
     assert texts[0].shape == (1, 9)
 
 
-def test_going_back_and_on_equals_never_having_gone_further() -> None:
-    """Rewound, the cache gives what it would have given, to the last bit."""
-    writer = model()
-    tokens = torch.randint(7, (2, 9), generator=torch.Generator().manual_seed(1))
-    wrong = (tokens + 1) % 7
-
-    def enter(cache, text, start, stop):
-        """The tokens start..stop-1, one a pass, each asking for the next; BOS comes first."""
-        rows = []
-        for k in range(start, stop):
-            x = writer.embedding(text[:, k : k + 1]) if k >= 0 else writer.context_rows(text[:, :0])
-            at = torch.full((2, 1), k + 1)
-            rows += advance_together(writer, [Part(cache, x, at, at + 1)])
-        return torch.cat(rows, 1)
-
-    with torch.no_grad():
-        straight = make_cache(writer, batch=2, length=9)
-        expected = enter(straight, tokens, -1, 8)
-        cache = make_cache(writer, batch=2, length=9)
-        before = enter(cache, tokens, -1, 3)
-        mark = cache.mark
-        enter(cache, wrong, 3, 7)
-        cache.rewind(mark)
-        after = enter(cache, tokens, 3, 8)
-        assert torch.equal(torch.cat([before, after], 1), expected)
-        full = writer.hidden(tokens, armd.order.left_to_right(9))
-    torch.testing.assert_close(expected, full, rtol=0, atol=1e-10)
-
-
-def test_the_cache_takes_the_memory_that_the_formula_says() -> None:
-    writer = case_of("random", 4, 1).model
-    config, (batch, length) = writer.config, (3, 21)
-    numbers = 2 * config.n_layers * batch * (length + 2) * config.d_model
-    numbers += batch * config.d_pe * config.d_model
-    assert make_cache(writer, batch=batch, length=length).bytes() == 4 * numbers
-
-
 def test_a_model_in_training_goes_back_to_training() -> None:
     writer = model().train()
     armd.generate(writer, length=3, generator=generators(0))
@@ -192,7 +153,7 @@ def test_bad_input_names_the_fix(unchecked: None, options: dict, said: str) -> N
         armd.generate(model(), **options)
 
 
-def test_a_canvas_must_be_said_once_and_have_blanks(unchecked: None) -> None:
+def test_what_to_fill_must_be_said_once_and_have_blanks(unchecked: None) -> None:
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with pytest.raises(armd.ArmdError, match="nothing is blank"):
         armd.infill(model(), tokens, torch.ones(1, 4, dtype=torch.bool))

@@ -10,7 +10,6 @@ from engine_help import PLAIN, Hearer, alone, filled, job, packed, task
 from eval_models import tiny_armd
 
 import armd
-from armd.generation.decode_plan import Course
 from armd.generation.plan import from_blanks
 from armd.generation.sampling import Sampling
 from armd.native import library as native
@@ -59,12 +58,12 @@ def test_everyone_gets_the_text_they_get_alone_bit_for_bit(query: str) -> None:
 
 
 def together(model, jobs: list[tuple]) -> list[Hearer]:
-    """What an engine writes on canvases, each with its EOS."""
+    """What an engine writes on plans, each with its EOS."""
     engine, hearers = Engine(model, slots=4).start(), [Hearer() for _ in jobs]
     engine.submit(
         [
-            GenerationRequest(Course.of(canvas), Sampling(), seeded(0, index), hearer, eos=eos)
-            for index, ((canvas, eos), hearer) in enumerate(zip(jobs, hearers, strict=True))
+            GenerationRequest(plan, Sampling(), seeded(0, index), hearer, eos=eos)
+            for index, ((plan, eos), hearer) in enumerate(zip(jobs, hearers, strict=True))
         ]
     )
     assert all(hearer.over.wait(60) for hearer in hearers)
@@ -75,7 +74,7 @@ def together(model, jobs: list[tuple]) -> list[Hearer]:
 @pytest.mark.skipif(native.library() is None, reason="no C compiler: equal up to rounding alone")
 def test_long_prompts_and_large_blocks_beside_short_ones() -> None:
     """Some passes have more rows than layer.c is meant for, and go another way."""
-    model, canvases = packed(max_length=400), []
+    model, plans = packed(max_length=400), []
     for n, there, order in (
         (230, 200, armd.order.strided(30, 3)),
         (300, 0, armd.order.masking(300, 2, generator=seeded(1))),
@@ -85,10 +84,10 @@ def test_long_prompts_and_large_blocks_beside_short_ones() -> None:
         known = torch.arange(n) < there
         tokens = torch.randint(300, (1, n), generator=seeded(2))
         order = armd.order.completing(known, order)
-        canvases.append(from_blanks(tokens, known[None], order=order))
-    hearers = together(model, [(canvas, None) for canvas in canvases])
-    for index, (canvas, hearer) in enumerate(zip(canvases, hearers, strict=True)):
-        assert hearer.landed == filled(model, canvas, index), index
+        plans.append(from_blanks(tokens, known[None], order=order)[0])
+    hearers = together(model, [(plan, None) for plan in plans])
+    for index, (plan, hearer) in enumerate(zip(plans, hearers, strict=True)):
+        assert hearer.landed == filled(model, plan, index), index
 
 
 @pytest.mark.parametrize("weights", [True, False], ids=["packed", "plain"])
@@ -103,13 +102,13 @@ def test_an_eos_ends_a_text_where_it_does_in_the_library(weights: bool) -> None:
         kind = (armd.order.strided(blanks, 1 + index % 3), armd.order.random(blanks))[index % 2]
         tokens = torch.randint(300, (1, n), generator=seeded(4, index))
         order = armd.order.completing(known, kind)
-        free = filled(model, from_blanks(tokens, known[None], order=order), index)
+        free = filled(model, from_blanks(tokens, known[None], order=order)[0], index)
         eos = list(free.values())[len(free) * index // 9][0]
         tokens[0, index] = eos
-        jobs.append((from_blanks(tokens, known[None], order=order), eos))
+        jobs.append((from_blanks(tokens, known[None], order=order)[0], eos))
     ends = []
-    for index, ((canvas, eos), hearer) in enumerate(zip(jobs, together(model, jobs), strict=True)):
-        expected = filled(model, canvas, index, eos=eos)
+    for index, ((plan, eos), hearer) in enumerate(zip(jobs, together(model, jobs), strict=True)):
+        expected = filled(model, plan, index, eos=eos)
         assert {p: t for p, (t, _) in hearer.landed.items()} == {
             p: t for p, (t, _) in expected.items()
         }
@@ -141,8 +140,8 @@ def test_an_autoregressive_model_is_served_too() -> None:
     for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
         known = torch.arange(20) < len(prompt)
         tokens = torch.tensor([prompt + [0] * (20 - len(prompt))])
-        course = Course.of(from_blanks(tokens, known[None]))
-        jobs.append(GenerationRequest(course, Sampling(), seeded(0, index), hearer))
+        plan = from_blanks(tokens, known[None])[0]
+        jobs.append(GenerationRequest(plan, Sampling(), seeded(0, index), hearer))
     engine.submit(jobs)
     for index, (prompt, hearer) in enumerate(zip(prompts, hearers, strict=True)):
         assert hearer.over.wait(60)
@@ -162,13 +161,23 @@ def test_a_full_queue_is_refused_whole_and_has_room_again(engine: Engine) -> Non
     at_rest(engine)
 
 
-def test_who_goes_away_is_told_nothing_and_frees_the_place(engine: Engine) -> None:
+def test_who_goes_away_is_told_nothing_more_and_frees_the_slot(engine: Engine) -> None:
+    """Each request is counted once, as abandoned or as done; of one that was cancelled while the
+    engine stood still nothing is ever told, not even its end."""
     hearers = [Hearer() for _ in range(12)]
     scheduled = engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
     hearers[0].begun.wait(20)
-    engine.cancel(scheduled)
+
+    def cancel() -> list[int]:
+        engine.cancel(scheduled)
+        return [len(hearer.landed) for hearer in hearers]
+
+    before = engine.run_exclusive(cancel).result(20)
     at_rest(engine)
-    assert engine.metrics.abandoned + engine.metrics.done >= 3
+    assert engine.metrics.abandoned + engine.metrics.done == 12 and engine.metrics.abandoned > 0
+    assert [len(hearer.landed) for hearer in hearers] == before
+    ended = sum(hearer.end is not None for hearer in hearers)
+    assert ended == engine.metrics.done and all(isinstance(h.end, Ended | None) for h in hearers)
     after = Hearer()
     engine.submit([job(1, after)])
     assert after.over.wait(20) and after.landed == alone(engine.model, 1)
@@ -176,9 +185,9 @@ def test_who_goes_away_is_told_nothing_and_frees_the_place(engine: Engine) -> No
 
 def test_a_text_that_fails_takes_no_other_with_it(engine: Engine) -> None:
     good, bad = Hearer(), Hearer()
-    canvas, sampling, _ = task(0)
-    canvas.tokens[0, 0], canvas.known[0, 0] = 10**6, True  # outside the vocabulary
-    engine.submit([GenerationRequest(Course.of(canvas), sampling, seeded(0), bad), job(2, good)])
+    plan, sampling, _ = task(0)
+    plan.tokens[0], plan.known[0] = 10**6, True  # outside the vocabulary
+    engine.submit([GenerationRequest(plan, sampling, seeded(0), bad), job(2, good)])
     assert bad.over.wait(20) and isinstance(bad.end, Failed)
     assert good.over.wait(20) and good.landed == alone(engine.model, 2)
     at_rest(engine)
@@ -191,11 +200,11 @@ def test_a_text_that_meets_a_broken_weight_fails_alone(engine: Engine, way: dict
     with torch.no_grad():
         engine.model.embedding.weight[5] = torch.nan
     hearers, known = [Hearer(), Hearer()], torch.arange(12) < 2
-    canvases = [from_blanks(torch.tensor([[1, last, *[0] * 10]]), known[None]) for last in (2, 5)]
-    for canvas, hearer, sampling in zip(canvases, hearers, (PLAIN, Sampling(**way)), strict=True):
-        engine.submit([GenerationRequest(Course.of(canvas), sampling, seeded(0), hearer, eos=None)])
+    plans = [from_blanks(torch.tensor([[1, last, *[0] * 10]]), known[None])[0] for last in (2, 5)]
+    for plan, hearer, sampling in zip(plans, hearers, (PLAIN, Sampling(**way)), strict=True):
+        engine.submit([GenerationRequest(plan, sampling, seeded(0), hearer, eos=None)])
     good, bad = hearers
-    assert bad.over.wait(20) and isinstance(bad.end, Failed) and "no numbers" in bad.end.message
+    assert bad.over.wait(20) and isinstance(bad.end, Failed) and "NaN" in bad.end.message
     assert good.over.wait(20) and isinstance(good.end, Ended)
     at_rest(engine)
 

@@ -24,7 +24,9 @@ def expected(server, prompts: list[list[int]], new: int, seed: int, **options) -
     texts = []
     for row, prompt in enumerate(prompts):
         generator = torch.Generator().manual_seed(seed)
-        generators = armd.generation.state.spread(generator, len(prompts))[row : row + 1]
+        generators = armd.generation.sequence.generators_per_row(generator, len(prompts))[
+            row : row + 1
+        ]
         ids = armd.generate(
             server.model,
             length=len(prompt) + new,

@@ -8,7 +8,7 @@ import pytest
 from eval_models import tiny_armd
 from serving import running
 
-from armd.generation.decode_plan import Course
+from armd.generation.decoder import Decoder
 from armd.generation.plan import from_prompts
 from armd.generation.sampling import Sampling
 from armd.runtime.seeds import seeded
@@ -23,7 +23,7 @@ STEPS = 12
 def told(texts: int = 1, *, exclusive: bool = False) -> list[list[tuple[int, object]]]:
     """What is told, delivery by delivery, of texts that are written together."""
     batches, over = [], threading.Event()
-    course = Course.of(from_prompts(None, length=STEPS))
+    (plan,) = from_prompts(None, length=STEPS)
 
     def deliver(given) -> None:
         batches.append([(callback(), event) for callback, event in given])
@@ -31,10 +31,10 @@ def told(texts: int = 1, *, exclusive: bool = False) -> list[list[tuple[int, obj
             over.set()
 
     engine = Engine(tiny_armd(), slots=texts, deliver=deliver).start()
-    jobs = [GenerationRequest(course, Sampling(), seeded(i), lambda i=i: i) for i in range(texts)]
+    jobs = [GenerationRequest(plan, Sampling(), seeded(i), lambda i=i: i) for i in range(texts)]
     engine.submit(jobs)
     while exclusive and not over.is_set():
-        assert engine.run_exclusive(lambda: len(engine.told)).result(20) == 0
+        assert engine.run_exclusive(lambda: len(engine.outbox)).result(20) == 0
     assert over.wait(20)
     engine.stop()
     assert engine.join(20)
@@ -70,14 +70,14 @@ def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/infill"])
 def test_what_was_drawn_before_a_failure_is_sent(path: str, monkeypatch) -> None:
     monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
-    step, calls = engines.step_together, iter(range(100))
+    step, calls = Decoder.step, iter(range(100))
 
     def breaking(*given):
         if next(calls) == 5:
             raise MemoryError("none left")
         return step(*given)
 
-    monkeypatch.setattr(engines, "step_together", breaking)
+    monkeypatch.setattr(Decoder, "step", breaking)
     body = {"prompt": "ab", "max_tokens": 20, "stream": True, "seed": 1}
     with running() as server:
         answer = httpx.post(server.url + path, json=body)

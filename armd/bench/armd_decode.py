@@ -1,15 +1,13 @@
-"""Timing our own decoding at any depth of a text, without writing all that comes before it."""
-
-from dataclasses import replace
+"""Timing our own decoding at any depth of a sequence, without generating what comes before it."""
 
 import torch
 
-from ..generation.api import generate
-from ..generation.kv_cache import Cache, Mark, empty_mark, make_cache
-from ..generation.native_state import Script, script_of, step_of
+from ..generation.api import generate, make_sequences
+from ..generation.decoder import Decoder
+from ..generation.kv_cache import KVCache, make_cache
 from ..generation.plan import from_prompts
 from ..generation.sampling import Sampling
-from ..generation.state import Filling
+from ..generation.sequence import Sequence
 from ..model.modeling_armd import ArmdLM
 from .decode import Side
 from .timing import timed
@@ -18,13 +16,22 @@ DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of the text at which calls are timed."""
 
 
-def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bool) -> Side:
-    """`streams` streams that write texts as long as the cache; what stands in the cache does not
-    matter for the time. `passes` calls at each depth, or all of them for 0."""
-    batch, length = len(cache.keys[0]), cache.spare - 1
+def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, int8: bool) -> Side:
+    """`streams` streams that generate sequences as long as the cache; what stands in the cache does
+    not matter for the time. `passes` calls at each depth, or all of them for 0."""
+    batch, length = cache.batch, cache.length
     calls = streams + -(-length // streams) - 1
     prompt = torch.zeros(batch, 0, dtype=torch.long)
     each = max(1, min(passes if batch * streams <= 16 else passes // 4, (calls - streams) // 5))
+    decoder = Decoder(model)
+
+    def start(cache: KVCache) -> list[Sequence]:
+        plans = from_prompts(prompt, length=length, streams=streams)
+        return make_sequences(model, plans, sampling=Sampling(), cache=cache)
+
+    def go_on(sequences: list[Sequence], steps: int) -> None:
+        for _ in range(steps):
+            decoder.step(sequences)
 
     def whole() -> float:
         options = {"length": length, "prompt": prompt, "streams": streams}
@@ -32,20 +39,17 @@ def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bo
 
     @torch.no_grad()
     def parts() -> float:
-        filling, seconds = _start(model, prompt, streams, cache), 0.0
-        script = script_of(filling)
+        sequences, seconds = start(cache), 0.0
         for share in DEPTHS:
-            go_to(filling, script, streams + round(share * (calls - streams - each)))
-            seconds += timed(lambda: _write(filling, script, each), model.device)
+            go_to(sequences, streams + round(share * (calls - streams - each)))
+            seconds += timed(lambda: go_on(sequences, each), model.device)
         return seconds
 
     @torch.no_grad()
     def peak() -> None:
-        own = make_cache(model, batch=batch, length=length)
-        filling = _start(model, prompt, streams, own)
-        script = script_of(filling)
-        go_to(filling, script, calls - 1)
-        _write(filling, script, 1)
+        sequences = start(make_cache(model, batch=batch, length=length))
+        go_to(sequences, calls - 1)
+        go_on(sequences, 1)
 
     return Side(
         run=parts if passes else whole,
@@ -57,24 +61,11 @@ def our_side(model: ArmdLM, cache: Cache, streams: int, *, passes: int, int8: bo
     )
 
 
-def go_to(filling: Filling, script: Script | None, step: int) -> None:
-    """Put a filling where it would be before call `step`, with nothing real in its cache."""
-    ends = filling.canvas.ends
-    filling.go_to(step)
-    state = empty_mark(filling.model, len(ends)).state
-    filling.cache.rewind(Mark(int(ends[0, step - 1]) + 1, int(ends[0, step]), state))
-    if script is not None:
-        script.follow()
-
-
-def _start(model: ArmdLM, prompt: torch.Tensor, streams: int, cache: Cache) -> Filling:
-    canvas = from_prompts(prompt, length=cache.spare - 1, streams=streams)
-    return Filling(model, canvas, sampling=Sampling(), cache=replace(cache))
-
-
-def _write(filling: Filling, script: Script | None, steps: int) -> None:
-    for _ in range(steps):
-        step_of(filling, script)
+def go_to(sequences: list[Sequence], step: int) -> None:
+    """Put sequences where they would be before step `step`, with nothing real in their caches."""
+    for sequence in sequences:
+        sequence.step = step
+        sequence.cache.clear()
 
 
 def _weights(model: ArmdLM, *, int8: bool) -> float:

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from ..generation.sampling import Sampling, draw
-from ..generation.state import uniforms
 from ..model.attention_inputs import AttentionInputs
 from ..model.configuration_armd import ArmdConfig
 from ..model.layers import rope_cos_sin
@@ -28,7 +27,7 @@ def cacheless_side(model: ArmdLM, batch: int, length: int) -> Side:
         for n in lengths:
             tokens = torch.zeros(1, n, dtype=torch.long, device=model.device)
             rows = model.hidden(tokens, left_to_right(n))[:, -1:]
-            draw(model.logits(rows), uniforms(1, 1).to(model.device), Sampling())
+            draw(model.logits(rows), torch.rand(1, 1, dtype=torch.float64), Sampling())
 
     return Side(
         run=lambda: timed(run, model.device),

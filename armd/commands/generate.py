@@ -5,18 +5,20 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .generate_inputs import Request, batches, canvas_of
+from .generate_inputs import Request, batches, plans_of
 from .generate_options import Writing, check, opened, requested, sampling_of
 
 if TYPE_CHECKING:
     from ..baselines.base import Baseline
     from ..data.tokenizer import TextTokenizer
     from ..generation.sampling import Sampling
+    from ..generation.sequence import Sequence
     from ..model.modeling_armd import ArmdLM
     from ..runtime.processes import ProcessGroup
 
@@ -47,7 +49,7 @@ def generate(job: Writing) -> dict[str, Any]:
     model, tokenizer = opened(job)
     requests = requested(job, model, tokenizer)
     # bad orders and stream numbers are found before anything is written
-    canvas_of(requests[:1], order=job.order, streams=job.streams, seed=job.seed)
+    plans_of(requests[:1], order=job.order, streams=job.streams, seed=job.seed)
     with process_group() as ranks:
         sampling = ranks.from_first(
             matched(job, model, tokenizer, sampling, requests) if ranks.first else None
@@ -87,34 +89,26 @@ def write(
     model: ArmdLM | Baseline,
     tokenizer: TextTokenizer,
     sampling: Sampling,
-    requests: Sequence[Request],
+    requests: Several[Request],
     watch: Callable[..., None] | None = None,
 ) -> tuple[list[Written], int]:
     """One batch, and the model calls it took. `watch` sees tokens and steps after each call."""
-    import torch
-
     from ..baselines.base import Baseline
-    from ..generation.api import fill
+    from ..generation.api import decode, make_sequences
     from ..runtime.seeds import seeded
 
     if isinstance(model, Baseline):
         return diffused(job, model, tokenizer, sampling, requests)
-    canvas = canvas_of(requests, order=job.order, streams=job.streams, seed=job.seed)
+    plans = plans_of(requests, order=job.order, streams=job.streams, seed=job.seed)
     eos = tokenizer.eos if job.stop and job.template is None else None
     generators = [seeded(job.seed, request.index) for request in requests]
-    text = torch.nn.functional.pad(canvas.tokens, (0, 1))
-    when, logp = torch.full_like(text, -1), torch.zeros_like(text, dtype=torch.float64)
-    calls = 0
-    for step in fill(model, canvas, sampling=sampling, generator=generators, eos=eos):
-        at, drawn = step.position.cpu(), step.drawn.cpu()
-        text.scatter_(1, at, step.token.cpu().where(drawn, text.gather(1, at)))
-        when.scatter_(1, at, torch.where(drawn, step.index, when.gather(1, at)))
-        logp.scatter_(1, at, step.logp.cpu().where(drawn, logp.gather(1, at)))
+    options = {"sampling": sampling, "generator": generators, "eos": eos}
+    sequences, calls = make_sequences(model, plans, **options), 0
+    for _ in decode(model, sequences):
         calls += 1
         if watch is not None:
-            watch(text[0, :-1].tolist(), when[0, :-1].tolist(), canvas.steps)
-    rows = zip(text[:, :-1].tolist(), when.tolist(), logp.tolist(), strict=True)
-    return [finished(*row, eos) for row in rows], calls
+            watch(sequences[0].tokens.tolist(), drawn_in(sequences[0]), plans[0].steps)
+    return [finished(sequence) for sequence in sequences], calls
 
 
 def diffused(
@@ -122,7 +116,7 @@ def diffused(
     model: Baseline,
     tokenizer: TextTokenizer,
     sampling: Sampling,
-    requests: Sequence[Request],
+    requests: Several[Request],
 ) -> tuple[list[Written], int]:
     """The same from a rival that writes all tokens of a batch together."""
     from ..runtime.seeds import seeded
@@ -142,12 +136,23 @@ def diffused(
     return texts, drawn.calls
 
 
-def finished(ids: list[int], when: list[int], logp: list[float], eos: int | None) -> Written:
-    """What stands behind the first EOS that was drawn, by other streams, is no part of the text."""
-    ends = (i + 1 for i, token in enumerate(ids) if token == eos and when[i] >= 0)
-    end = next(ends, len(ids))
-    drawn = [(step, p) if step >= 0 else (None, None) for step, p in zip(when, logp, strict=True)]
-    return Written(ids[:end], [step for step, _ in drawn[:end]], [p for _, p in drawn[:end]])
+def drawn_in(sequence: Sequence) -> list[int | None]:
+    """The step that drew each token; None: given, or not there yet."""
+    plan, found = sequence.plan, [None] * len(sequence.tokens)
+    ends = plan.step_ends
+    for step in range(sequence.step):
+        for at in plan.position[ends[step] : ends[step + 1]]:
+            found[at] = None if plan.known[at] else step
+    return found
+
+
+def finished(sequence: Sequence) -> Written:
+    """What other streams drew behind the end is no part of the text."""
+    steps, end = drawn_in(sequence), sequence.end
+    upto = len(steps) if end is None else end + 1
+    pairs = zip(steps, sequence.logp, strict=True)
+    logp = [None if step is None else p for step, p in pairs]
+    return Written(sequence.tokens[:upto].tolist(), steps[:upto], logp[:upto])
 
 
 def write_all(

@@ -1,4 +1,4 @@
-"""Requests: which texts are to be written? Prompts, files of prompts and templates as canvases."""
+"""Requests: which texts are to be written? Prompts and templates as decode plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_STEPS = 1_000_000
 """Of a masking process."""
 
 if TYPE_CHECKING:
-    from ..generation.plan import Canvas
+    from ..generation.plan import DecodePlan
     from ..model.order import Order
 
 
@@ -117,35 +117,34 @@ def batches(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
         yield batch
 
 
-def canvas_of(requests: Sequence[Request], *, order: str, streams: int, seed: int) -> Canvas:
-    """Texts of one length, each in an order of its own."""
-    import torch
+def plans_of(
+    requests: Sequence[Request], *, order: str, streams: int, seed: int
+) -> list[DecodePlan]:
+    """How each text is to be generated, in an order of its own."""
+    from ..generation.plan import completing
 
-    from ..generation.plan import from_blanks
-    from ..model.order import completing, stack
-
-    known = torch.tensor([request.known for request in requests])
-    made = [
-        completing(row, blank_order(order, int((~row).sum()), streams, (seed, request.index)))
-        for row, request in zip(known, requests, strict=True)
-    ]
-    tokens = torch.tensor([request.tokens for request in requests])
-    return from_blanks(tokens, known, order=stack(made))
+    found = []
+    for request in requests:
+        blanks = blank_order(order, request.known.count(False), streams, (seed, request.index))
+        sides = (blanks.position.tolist(), blanks.block.tolist())
+        found.append(completing(request.tokens, request.known, *sides))
+    return found
 
 
 def blank_order(order: str, n: int, streams: int, words: tuple[int, int]) -> Order:
     """The order of n blanks that --order and --streams name."""
-    from ..model import order as orders
+    from ..model.order import named, spelled
 
     kind, _, steps = order.partition(":")
-    if order == "left-to-right":
-        return orders.strided(n, streams)
+    if spelled(kind) == "left_to_right":
+        return named("strided", n, streams=streams)
     if streams != 1:
         raise ArmdError(f"--order {order} says its own blocks; leave out --streams {streams}")
-    if order == "random":
-        return orders.random(n, generator=seeded(*words, "order"))
-    if kind == "masking" and steps.isdecimal() and int(steps) <= MOST_STEPS:
-        return orders.masking(n, int(steps), generator=seeded(*words, "order"))
-    raise ArmdError(
-        f"no order '{order}'; use left-to-right, random or masking:T, T steps, at most {MOST_STEPS}"
-    )
+    known = spelled(kind) == ("masking" if steps else "random")
+    if not known or (steps and not (steps.isdecimal() and int(steps) <= MOST_STEPS)):
+        raise ArmdError(
+            f"no order '{order}'; use left-to-right, random or masking:T, T steps, at most "
+            f"{MOST_STEPS}"
+        )
+    generator = seeded(*words, "order")
+    return named(kind, n, steps=int(steps or 1), generator=generator)

@@ -96,9 +96,8 @@ class Records:
                 yield None
                 return
 
-            def watch(ids: list[int], steps: list[int], total: int) -> None:
-                when = [None if step < 0 else step for step in steps]
-                display(coloured(ids, when, total, self.decode, group[0].known))
+            def watch(ids: list[int], steps: list[int | None], total: int) -> None:
+                display(coloured(ids, steps, total, self.decode, group[0].known))
 
             yield watch
 

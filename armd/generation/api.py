@@ -1,6 +1,9 @@
-"""Generation: the loop that draws block after block, one fused pass each, in any order."""
+"""Generation: `generate`, `infill` and `stream`, which draw block after block, one forward pass
+each, in any order."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
 from typing import Any
 
 import torch
@@ -9,17 +12,19 @@ from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
-from .native_state import script_of, step_of
-from .plan import Canvas, from_blanks, from_prompts
+from .decoder import Decoder
+from .kv_cache import KVCache, make_cache
+from .outputs import StepOutput
+from .plan import DecodePlan, from_blanks, from_prompts
 from .sampling import Sampling
-from .state import Filling, Generators, Step
+from .sequence import Generators, Sequence, generators_per_row
 
 
 def stream(
     model: ArmdLM,
     *,
     length: int | None = None,
-    prompt: Tensor | Sequence[Sequence[int]] | None = None,
+    prompt: Tensor | Rows[Rows[int]] | None = None,
     tokens: Int[Tensor, "b n"] | None = None,
     known: Bool[Tensor, "*b n"] | None = None,
     streams: int = 1,
@@ -27,7 +32,7 @@ def stream(
     generator: Generators = None,
     eos: int | None = None,
     **sampling: Any,
-) -> Iterator[Step]:
+) -> Iterator[StepOutput]:
     """Draw block after block and yield each as it is drawn. Either `length` (and prompts), or
     `tokens` and `known`. `streams` strided runs, or any `order`. With `eos`, a row ends when an EOS
     is drawn and everything before it is there. `sampling` are the fields of Sampling."""
@@ -36,58 +41,110 @@ def stream(
     if tokens is not None and known is not None:
         if prompt is not None:
             raise ArmdError("tokens hold what is given; leave out the prompt")
-        canvas = from_blanks(tokens, known, streams=streams, order=order)
+        plans = from_blanks(tokens, known, streams=streams, order=order)
     else:
-        canvas = from_prompts(prompt, length=length or 0, streams=streams, order=order)
-    yield from fill(model, canvas, sampling=Sampling(**sampling), generator=generator, eos=eos)
+        plans = from_prompts(prompt, length=length or 0, streams=streams, order=order)
+    options = {"generator": generator, "eos": eos}
+    sequences = make_sequences(model, plans, sampling=Sampling(**sampling), **options)
+    for index in decode(model, sequences):
+        yield _batched(sequences, index, model.device)
 
 
 def generate(model: ArmdLM, *, length: int, **options: Any) -> Int[Tensor, "b n"]:
     """Continue prompts to `length` tokens; (batch, length) ids, prompts included. Options as for
     `stream`: prompt, streams, order, temperature, top_p, generator, eos ..."""
-    prompt = options.pop("prompt", None)
-    tracks = {name: options.pop(name) for name in ("streams", "order") if name in options}
-    return _complete(model, from_prompts(prompt, length=length, **tracks), options)
+    chosen = {name: options.pop(name) for name in ("streams", "order") if name in options}
+    plans = from_prompts(options.pop("prompt", None), length=length, **chosen)
+    return _complete(model, plans, **options)
 
 
 def infill(
     model: ArmdLM, tokens: Int[Tensor, "b n"], known: Bool[Tensor, "*b n"], **options: Any
 ) -> Int[Tensor, "b n"]:
     """Fill the blanks, where `known` is False; everything known stays as it is."""
-    tracks = {name: options.pop(name) for name in ("streams", "order") if name in options}
-    return _complete(model, from_blanks(tokens, known, **tracks), options)
+    chosen = {name: options.pop(name) for name in ("streams", "order") if name in options}
+    return _complete(model, from_blanks(tokens, known, **chosen), **options)
 
 
-def _complete(model: ArmdLM, canvas: Canvas, options: dict[str, Any]) -> Tensor:
-    loop = {name: options.pop(name) for name in ("generator", "eos") if name in options}
-    text, known = canvas.tokens.to(model.device), canvas.known.to(model.device)
-    text = torch.nn.functional.pad(text, (0, 1))
-    for step in fill(model, canvas, sampling=Sampling(**options), **loop):
-        text.scatter_(1, step.position, step.token)
-    text, eos = text[:, :-1], loop.get("eos")
-    if eos is None:
-        return text
-    # what other streams wrote behind the first EOS is no part of the text
-    over = ((text == eos) & ~known).cumsum(1) > 0
-    return text.masked_fill(over & ~known, eos)
-
-
-@torch.no_grad()
-def fill(
+def _complete(
     model: ArmdLM,
-    canvas: Canvas,
+    plans: list[DecodePlan],
+    *,
+    generator: Generators = None,
+    eos: int | None = None,
+    **sampling: Any,
+) -> Int[Tensor, "b n"]:
+    options = {"sampling": Sampling(**sampling), "generator": generator, "eos": eos}
+    sequences = make_sequences(model, plans, **options)
+    for _ in decode(model, sequences):
+        pass
+    return torch.tensor([sequence.text() for sequence in sequences], device=model.device)
+
+
+def make_sequences(
+    model: ArmdLM,
+    plans: Rows[DecodePlan],
     *,
     sampling: Sampling,
     generator: Generators = None,
     eos: int | None = None,
-) -> Iterator[Step]:
-    """The loop itself."""
-    filling = Filling(model, canvas, sampling=sampling, generator=generator, eos=eos)
-    training = model.training
+    cache: KVCache | None = None,
+) -> list[Sequence]:
+    """A sequence for each plan. Those that take equal steps share a cache, so that torch has them
+    in one batch; the C backend takes each by itself. `cache` is one for all of them."""
+    generators, native = generators_per_row(generator, len(plans)), Decoder.is_native(model)
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, plan in enumerate(plans):
+        groups[() if native else tuple(plan.step_ends)].append(index)
+    rows: dict[int, tuple[KVCache, int]] = {}
+    for group in groups.values():
+        length = len(plans[group[0]].tokens)
+        shared = cache or make_cache(model, batch=len(group), length=length)
+        split = [(own, 0) for own in shared.split()] if native else None
+        rows |= zip(group, split or [(shared, row) for row in range(len(group))], strict=True)
+    return [
+        Sequence(
+            *(model, plan, rows[index][0]),
+            row=rows[index][1],
+            sampling=sampling,
+            generator=generators[index],
+            eos=eos,
+        )
+        for index, plan in enumerate(plans)
+    ]
+
+
+@torch.no_grad()
+def decode(model: ArmdLM, sequences: list[Sequence]) -> Iterator[int]:
+    """The loop itself: take all sequences a step further until they are done. Yields the number of
+    each step after it was taken."""
+    training, index = model.training, 0
     model.eval()
     try:
-        script = script_of(filling)
-        while not filling.done:
-            yield step_of(filling, script)
+        decoder = Decoder(model)
+        while active := [sequence for sequence in sequences if not sequence.done]:
+            for result in decoder.step(active):
+                if isinstance(result, Exception):
+                    raise result
+            yield index
+            index += 1
     finally:
         model.train(training)
+
+
+def _batched(sequences: list[Sequence], index: int, device: torch.device) -> StepOutput:
+    """What step `index` drew, as tensors."""
+    n = len(sequences[0].tokens)
+    places = [s.last_positions if s.step == index + 1 else [] for s in sequences]
+    width = max(map(len, places))
+    position, token, logp, drawn = [], [], [], []
+    for sequence, own in zip(sequences, places, strict=True):
+        padding = width - len(own)
+        position.append([*own, *[n] * padding])
+        token.append([*(sequence.tokens[at] for at in own), *[0] * padding])
+        logp.append([*(sequence.logp[at] for at in own), *[0.0] * padding])
+        drawn.append([*(not sequence.plan.known[at] for at in own), *[False] * padding])
+    tensors = (torch.tensor(side, device=device) for side in (position, token))
+    logps = torch.tensor(logp, dtype=torch.float64)
+    logps = logps if device.type == "mps" else logps.to(device)  # MPS has no float64
+    return StepOutput(index, *tensors, logps, torch.tensor(drawn, device=device))

@@ -1,128 +1,135 @@
-"""The canvas: what is given, what is blank, and in which steps the blanks will be filled."""
+"""Decode plans: which tokens of a sequence are given, and in which order and steps the others come.
+
+The leading blocks that are wholly known enter in one forward pass (the prefill); each later block
+is a decode step.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 
 from ..errors import ArmdError
 from ..model import order as orders
+from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
-from .kv_cache import Placing
+
+
+class PrefillLimits(NamedTuple):
+    """How many context rows each row of the prefill sees, BOS being one: context rows and query
+    rows in the two-stream layers; and how many query rows each query row sees above them."""
+
+    context: list[int]
+    strict: list[int]
+    query: list[int]
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """Texts to be completed. The leading blocks that are wholly known enter in one pass (prefill);
-    each later block is a step. Everything here is small, on the CPU, and worked out before the
-    first pass, so that the loop never waits for a device."""
+class DecodePlan:
+    """The plan of one sequence, as Python lists: for a small model, building tensors for every
+    request costs more than the forward pass."""
 
-    tokens: Int[Tensor, "b n"]
-    """In natural order; what stands in blanks does not matter."""
-    known: Bool[Tensor, "b n"]
-    order: Order
-
-    @cached_property
-    def ends_by_row(self) -> list[list[int]]:
-        """How many tokens of each row are there after the prefill and after each of its steps."""
-        given = self.known.gather(1, self.order.position).tolist()
-        return [*map(steps_of, self.order.block.tolist(), given)]
+    tokens: list[int]
+    """In natural order, 0 in blanks."""
+    known: list[bool]
+    position: list[int]
+    """Natural positions in generation order, and the block of each."""
+    block: list[int]
+    step_ends: list[int]
+    """How many tokens are there after the prefill and after each step."""
 
     @property
     def steps(self) -> int:
-        """Passes of the model that it takes to fill everything."""
-        return max(map(len, self.ends_by_row)) - 1
+        """Forward passes that it takes to fill every blank."""
+        return len(self.step_ends) - 1
 
     @cached_property
-    def ends(self) -> Int[Tensor, "b t"]:
-        """The same as a table; rows with fewer steps repeat their last."""
-        rows = ([*row, *row[-1:] * (self.steps + 1 - len(row))] for row in self.ends_by_row)
-        return torch.tensor([*rows])
+    def rank(self) -> list[int]:
+        """When each natural position is generated."""
+        found = [0] * len(self.position)
+        for k, position in enumerate(self.position):
+            found[position] = k
+        return found
 
     @cached_property
-    def alike(self) -> bool:
-        """All rows take the same steps, so that nothing needs padding."""
-        return all(row == self.ends_by_row[0] for row in self.ends_by_row)
-
-    @cached_property
-    def forced(self) -> bool:
-        """Some given token stands in a block with blanks, or after one: it is put in as drawn."""
-        return bool((self.ends[:, 0] < self.known.sum(1)).any())
-
-    @cached_property
-    def is_prefix(self) -> bool:
-        """What is given are prompts: nothing after a blank."""
-        return bool((self.known[:, 1:] <= self.known[:, :-1]).all())
-
-    def slots(self, step: int) -> slice | Int[Tensor, "b m"]:
-        """Places in generation order that step t fills; step 0 is the prefill. Rows with smaller
-        blocks are padded with n, one past the last place."""
-        if self.alike:
-            ends = self.ends_by_row[0]
-            return slice(ends[step - 1] if step else 0, ends[step])
-        return self._slots(step)
-
-    def _slots(self, step: int) -> Int[Tensor, "b m"]:
-        end = self.ends[:, step]
-        start = self.ends[:, step - 1] if step else torch.zeros_like(end)
-        place = start[:, None] + torch.arange(int((end - start).max()))
-        return place.where(place < end[:, None], self.tokens.shape[1])
-
-    def placing(self, step: int, spare: int) -> Placing | None:
-        """Where the rows of the pass before step t go and what they see; None if plainly next/all.
-        A token's key stands at its place in generation order; in the context, BOS is before it."""
-        if step == 1:
-            return self._prefill(spare)
-        if self.alike:
-            return None
-        context, query = self._slots(step - 1), self._slots(step)
-        before, after = self.ends[:, step - 1, None], self.ends[:, step, None]
-        return Placing(
-            context_slot=self._slot(context, 1, spare),
-            context_limit=(before + 1).expand_as(context),
-            strict_limit=(before + 1).expand_as(query),
-            query_slot=self._slot(query, 0, spare),
-            query_limit=after.expand_as(query),
-            context=int(before.max()) + 1,
-            query=int(after.max()),
+    def prefill_limits(self) -> PrefillLimits:
+        """A given token sees the blocks before its own, and its own block as context; the tokens of
+        the first step see everything that is given."""
+        count, after = self.step_ends[0], self.step_ends[min(1, self.steps)]
+        block, wanted = self.block[:count], after - count
+        before = [bisect_left(block, own) for own in block]
+        upto = [bisect_right(block, own) for own in block]
+        return PrefillLimits(
+            context=[1, *(b + 1 for b in upto)],
+            strict=[*(b + 1 for b in before), *[count + 1] * wanted],
+            query=[*upto, *[after] * wanted],
         )
 
-    def _slot(self, place: Tensor, shift: int, spare: int) -> Tensor:
-        return (place + shift).where(place < self.tokens.shape[1], spare)
+    def order(self) -> Order:
+        return Order(torch.tensor(self.position), torch.tensor(self.block))
 
-    def _prefill(self, spare: int) -> Placing:
-        """BOS and all that is known; the query rows of what is known (the layers above the two
-        streams keep their keys), and those of the first step."""
-        known, query = self._slots(0), self._slots(1)
-        given, after = self.ends[:, 0, None], self.ends[:, 1, None]
-        last = self.order.block[:, -1:] + 1
-        block = torch.cat([self.order.block, last], 1).gather(1, known).contiguous()
-        upto = torch.searchsorted(block, block, right=True).minimum(given)
-        before = torch.searchsorted(block, block).minimum(given)
-        bos = torch.ones_like(given)
-        return Placing(
-            context_slot=torch.cat([0 * bos, self._slot(known, 1, spare)], 1),
-            context_limit=torch.cat([bos, upto + 1], 1),
-            strict_limit=torch.cat([before + 1, (given + 1).expand_as(query)], 1),
-            query_slot=torch.cat([self._slot(known, 0, spare), self._slot(query, 0, spare)], 1),
-            query_limit=torch.cat([upto.clamp(min=1), after.expand_as(query)], 1),
-            context=int(given.max()) + 1,
-            query=int(after.max()),
+
+def check(model: ArmdLM, plan: DecodePlan) -> None:
+    """Raise unless the model can carry out this plan."""
+    config, tokens = model.config, plan.tokens
+    if len(tokens) > config.max_length:
+        raise ArmdError(
+            f"length {len(tokens)} passes the model's max_length {config.max_length}; ask for less"
         )
+    if min(tokens) < 0 or max(tokens) >= config.vocab_size:
+        raise ArmdError(
+            f"a given token is outside the vocabulary of {config.vocab_size}; is this the model's "
+            "own tokenizer?"
+        )
+    if not model.any_order:
+        natural = plan.position == list(range(len(tokens))) == plan.block
+        if not natural or True in plan.known[sum(plan.known) :]:
+            raise ArmdError(
+                "query='shift' is autoregressive: it writes left to right after a prompt"
+            )
+    elif type(model).check_order is not ArmdLM.check_order:  # any order is good for ArmdLM
+        model.check_order(plan.order())
 
 
-def steps_of(block: list[int], given: list[bool]) -> list[int]:
-    """How many tokens of one row are there after the prefill and after each step; blocks and what
-    is given stand in generation order."""
+def plan_of(
+    tokens: Sequence[int], known: Sequence[bool], position: list[int], block: list[int]
+) -> DecodePlan:
+    """Tokens in an order of all positions. A known token inside or after blanks is put in when its
+    step comes."""
     n = len(block)
     borders = [k for k in range(1, n) if block[k] != block[k - 1]] + [n]
-    leading = given.index(False) if False in given else n
+    leading = next((k for k, at in enumerate(position) if not known[at]), n)
     filled = max((border for border in borders if border <= leading), default=0)
-    return [filled, *(border for border in borders if border > filled)]
+    given = [token if there else 0 for token, there in zip(tokens, known, strict=True)]
+    ends = [filled, *(border for border in borders if border > filled)]
+    return DecodePlan(given, list(known), position, block, ends)
+
+
+def completing(
+    tokens: Sequence[int], known: Sequence[bool], position: Sequence[int], block: Sequence[int]
+) -> DecodePlan:
+    """What is known first, left to right, then the blanks in an order of their own."""
+    given, blank = (
+        [at for at, there in enumerate(known) if there is want] for want in (True, False)
+    )
+    blocks = [*range(len(given)), *(len(given) + number for number in block)]
+    return plan_of(tokens, known, [*given, *(blank[at] for at in position)], blocks)
+
+
+@lru_cache(256)
+def strided(n: int, streams: int) -> tuple[list[int], list[int]]:
+    """Positions and blocks of `streams` strided runs; the same few are asked for again and
+    again."""
+    if n == 0:
+        return [], []
+    order = orders.strided(n, streams)
+    return order.position.tolist(), order.block.tolist()
 
 
 def from_prompts(
@@ -131,26 +138,21 @@ def from_prompts(
     length: int,
     streams: int = 1,
     order: Order | None = None,
-) -> Canvas:
+) -> list[DecodePlan]:
     """Prompts, of one or of many lengths, each to be continued up to `length` tokens."""
     rows = [torch.as_tensor(row) for row in prompt] if prompt is not None else []
     if any(row.dim() != 1 or (len(row) and row.is_floating_point()) for row in rows):
         raise ArmdError("a prompt is (batch, k) token ids, one row a text; write [ids] for one")
-    rows = [row.long().cpu() for row in rows]
-    rows = rows or [torch.empty(0, dtype=torch.long)]
-    longest = max(map(len, rows))
+    given = [row.long().tolist() for row in rows] or [[]]
+    longest = max(map(len, given))
     if length < 1 or longest >= length:
         raise ArmdError(
             f"length {length} leaves no room after a prompt of {longest}; raise length or cut the "
             "prompt"
         )
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)
-    for row, given in zip(tokens, rows, strict=True):
-        row[: len(given)] = given
-    lengths = torch.tensor([len(row) for row in rows])
-    return from_blanks(
-        tokens, torch.arange(length) < lengths[:, None], streams=streams, order=order
-    )
+    tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in given])
+    known = torch.arange(length) < torch.tensor([[len(row)] for row in given])
+    return from_blanks(tokens, known, streams=streams, order=order)
 
 
 def from_blanks(
@@ -159,25 +161,27 @@ def from_blanks(
     *,
     streams: int = 1,
     order: Order | None = None,
-) -> Canvas:
-    """Texts with blanks anywhere: `known` is True where a token is given."""
-    tokens, known = tokens.cpu(), known.cpu()
+) -> list[DecodePlan]:
+    """Sequences with blanks anywhere: `known` is True where a token is given."""
     if tokens.dim() != 2 or known.shape[-1] != tokens.shape[1]:
         raise ArmdError(
             f"tokens {tuple(tokens.shape)} and known {tuple(known.shape)} do not fit; give tokens "
             "(batch, n) and known (batch, n) or (n,)"
         )
     known = known.expand(tokens.shape)
-    tokens = tokens.masked_fill(~known, 0)  # a row that ends early enters what stands in its blanks
     if bool(known.all()):
         raise ArmdError("nothing is blank; set known to False where tokens are to be generated")
+    given = list(zip(tokens.tolist(), known.tolist(), strict=True))
     if order is None:
-        order = orders.infill(known, streams)
-    elif streams != 1:
+        return [
+            completing(row, there, *strided(there.count(False), streams)) for row, there in given
+        ]
+    if streams != 1:
         raise ArmdError("an order says its own blocks; give either order or streams")
     if len(order) != tokens.shape[1]:
-        raise ArmdError(f"the order is for {len(order)} tokens, the canvas has {tokens.shape[1]}")
-    rows = order.to("cpu").rows(len(tokens))
-    position, block = (t.expand(tokens.shape).contiguous() for t in (rows.position, rows.block))
-    order = rows._like(position, block)
-    return Canvas(tokens, known, order)
+        raise ArmdError(
+            f"the order is for {len(order)} tokens, the sequences have {tokens.shape[1]}"
+        )
+    whole = order.rows(len(tokens))
+    sides = (side.expand(tokens.shape).tolist() for side in (whole.position, whole.block))
+    return [plan_of(*row, *side) for row, side in zip(given, zip(*sides, strict=True), strict=True)]

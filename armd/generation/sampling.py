@@ -4,6 +4,7 @@ Float32 noise quietly lowers the temperature: its rarest draws do not exist. Her
 a token, in float64, is looked up in the float64 cumulative sum of the probabilities.
 """
 
+from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from ..model.shapes import Bool, Float, Int, Tensor
 from ..native import library as native
 from ..native.structs import NativeSampling
 
-NO_NUMBERS = "the model's logits are no numbers; its weights are damaged, or its training diverged"
+NOT_FINITE = "logits contain NaN or inf: the checkpoint is damaged, or training diverged"
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,10 @@ class Sampling:
             )
 
     @cached_property
-    def choice(self) -> tuple[float, float, float, int, float] | None:
-        """As sample.c is told it: a NativeSampling. None if it needs to know what a text has."""
-        if self.repetition_penalty != 1:
-            return None
-        return (self.temperature, self.top_p or 0.0, self.min_p or 0.0, self.top_k or 0, 1.0)
+    def choice(self) -> tuple[float, float, float, int, float]:
+        """As C is told it: the fields of NativeSampling."""
+        filters = (self.top_p or 0.0, self.min_p or 0.0, self.top_k or 0)
+        return (self.temperature, *filters, self.repetition_penalty)
 
     @property
     def filters(self) -> bool:
@@ -71,8 +71,8 @@ def draw(
     """A token for each row, and its log-probability under the model itself (whatever the
     temperature). `uniform` holds one float64 number in [0, 1) a token. `seen` marks the tokens
     a row has already, `given` is a token that must be taken, or -1."""
-    if _natively(logits, sampling):
-        return _draw_natively(logits, uniform, sampling.choice, given)
+    if logits.is_cpu and logits.dtype == torch.float32 and native.library() is not None:
+        return _draw_natively(logits, uniform, sampling, seen, given)
     # MPS knows no float64: there numbers stay on the CPU
     scores = (logits.cpu() if logits.device.type == "mps" else logits).double()
     uniform = uniform.to(scores.device)
@@ -80,7 +80,7 @@ def draw(
     mass = (scores - top).exp_()
     total = mass.sum(-1)
     if scores.is_cpu and not bool(total.isfinite().all()):  # elsewhere this would wait
-        raise ArmdError(NO_NUMBERS)
+        raise ArmdError(NOT_FINITE)
     if sampling.temperature == 0:
         token = penalised(scores, sampling, seen).argmax(-1)
     elif sampling == Sampling():
@@ -93,38 +93,32 @@ def draw(
     return token.to(logits.device), at_token - total.log()
 
 
-def _natively(logits: Tensor, sampling: Sampling) -> bool:
-    """Whether sample.c can do it: on a CPU, where full-length float64 temporaries cost as much as a
-    layer, and sorting them as much as many."""
-    return (
-        sampling.choice is not None
-        and logits.is_cpu
-        and logits.dtype == torch.float32
-        and native.library() is not None
-    )
-
-
 def _draw_natively(
     logits: Float[Tensor, "b m v"],
     uniform: Float[Tensor, "b m"],
-    choice: tuple[float, float, float, int, float] | None,
+    sampling: Sampling,
+    seen: Bool[Tensor, "b v"] | None,
     given: Int[Tensor, "b m"] | None,
 ) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
-    batch, m, vocabulary = logits.shape
-    logits, uniform = logits.contiguous(), uniform.double().contiguous()
-    given = None if given is None else given.contiguous()
+    """The same by sample.c: on a CPU full-length float64 temporaries cost as much as a layer, and
+    sorting them as much as many."""
+    (batch, m, vocabulary), rows = logits.shape, logits.shape[0] * logits.shape[1]
+    given, seen = (None if t is None else t.contiguous() for t in (given, seen))
+    inputs = (logits.contiguous(), uniform.double().contiguous(), given)
     token = torch.empty(batch, m, dtype=torch.long)
     logp = torch.empty(batch, m, dtype=torch.float64)
-    rows = batch * m
+    has = None
+    if seen is not None:
+        has = (c_void_p * rows)(*[seen.data_ptr() + r // m * vocabulary for r in range(rows)])
     failed = native.library().sample_rows(
-        *(None if t is None else t.data_ptr() for t in (logits, uniform, given)),
-        *((NativeSampling * rows)(*[choice] * rows), None, rows, vocabulary),
+        *(None if t is None else t.data_ptr() for t in inputs),
+        *((NativeSampling * rows)(*[sampling.choice] * rows), has, rows, vocabulary),
         *(token.data_ptr(), logp.data_ptr()),
     )
     if failed:
         raise MemoryError("no memory to draw tokens")
     if bool((token < 0).any()):
-        raise ArmdError(NO_NUMBERS)
+        raise ArmdError(NOT_FINITE)
     return token, logp
 
 

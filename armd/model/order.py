@@ -205,6 +205,37 @@ def alpha(steps: int, schedule: str = "linear") -> Float[Tensor, "t"]:
     return kept
 
 
+def spelled(kind: str) -> str:
+    """The name of an order as `named` knows it: "left-to-right" and "left to right" are
+    "left_to_right"."""
+    return kind.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def named(
+    kind: str,
+    n: int,
+    *,
+    streams: int = 1,
+    steps: int = 1,
+    rho: int = 0,
+    schedule: str = "linear",
+    known: Bool[Tensor, "n"] | None = None,
+    generator: torch.Generator | None = None,
+) -> Order:
+    """The order of that name; each takes what it needs of the other arguments."""
+    kinds = {
+        "left_to_right": lambda: left_to_right(n),
+        "strided": lambda: strided(n, streams),
+        "random": lambda: random(n, generator=generator),
+        "shuffled": lambda: shuffled(n, rho, generator=generator),
+        "masking": lambda: masking(n, steps, schedule, generator=generator),
+        "infill": lambda: infill(torch.zeros(n).bool() if known is None else known, streams),
+    }
+    if spelled(kind) not in kinds:
+        raise ArmdError(f"no order '{kind}'; use one of {', '.join(kinds)}")
+    return kinds[spelled(kind)]()
+
+
 def infill(known: Bool[Tensor, "*batch n"], streams: int = 1) -> Order:
     """What is known first, left to right, then the blanks, in `streams` strided runs."""
     known = torch.as_tensor(known)

@@ -1,32 +1,30 @@
-"""What a model is given to write many texts with: caches to write them in, and threads."""
+"""What a model needs to decode many requests together: KV caches, and threads."""
 
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..generation.kv_cache import Cache, empty_mark, make_cache
+from ..generation.kv_cache import KVCache, make_cache
 from ..model.modeling_armd import ArmdLM
 
 
 @dataclass
 class CachePool:
-    """The slots: caches made once and used again and again."""
+    """The KV caches of the slots, made once and used again and again."""
 
-    model: ArmdLM
-    free: list[Cache] = field(default_factory=list)
+    free: list[KVCache] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: ArmdLM, slots: int) -> "CachePool":
         length = model.config.max_length
         first = make_cache(model, batch=1, length=length)
         rest = [make_cache(model, batch=1, length=length) for _ in range(slots - 1)]
-        # position codes and turns are the same for all
-        return cls(model, [first, *(replace(c, code=first.code, turn=first.turn) for c in rest)])
+        # position codes and RoPE are the same for all
+        return cls([first, *(replace(c, code=first.code, rope=first.rope) for c in rest)])
 
-    def clear(self, slot: Cache) -> Cache:
-        """The slot as an empty cache."""
-        slot.mark = empty_mark(self.model, 1)
-        return slot
+    def clear(self, cache: KVCache) -> KVCache:
+        cache.clear()
+        return cache
 
 
 IN_A_CORE = 16 * 2**20

@@ -147,7 +147,6 @@ def warm_up(service: Service) -> None:
 
     import torch
 
-    from ..generation.decode_plan import Course
     from ..generation.plan import from_prompts
     from ..generation.sampling import Sampling
     from .engine import GenerationRequest
@@ -165,10 +164,10 @@ def warm_up(service: Service) -> None:
             over.set() if not left[0] else None
 
     length = min(4, service.model.config.max_length)
-    deliver, engine.deliver = engine.deliver, lambda told: [hear(event) for hear, event in told]
-    course = Course.of(from_prompts(None, length=length))
-    job = GenerationRequest(course, Sampling(), torch.Generator().manual_seed(0), listen)
-    engine.submit([job] * service.limits.slots)
+    deliver, engine.deliver = engine.deliver, lambda outbox: [call(event) for call, event in outbox]
+    (plan,) = from_prompts(None, length=length)
+    request = GenerationRequest(plan, Sampling(), torch.Generator().manual_seed(0), listen)
+    engine.submit([request] * service.limits.slots)
     if not over.wait(300):
         raise ArmdError("the model did not write its first tokens within 300 s; try a smaller one")
     if failures:

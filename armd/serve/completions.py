@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..generation.decode_plan import Course
+from ..generation.plan import DecodePlan
 from .detokenizer import IncrementalText
 from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
@@ -33,13 +33,13 @@ class ChoiceState:
 
 @dataclass(frozen=True)
 class CompletionState:
-    """A request, worked out: its texts and their courses."""
+    """A request, worked out: its choices and their plans."""
 
     asked: CompletionRequest
     seed: int
     eos: int | None
     texts: list[ChoiceState]
-    courses: list[Course]
+    plans: list[DecodePlan]
     prompt_tokens: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -56,7 +56,7 @@ def completion_of(service: Service, asked: CompletionRequest) -> CompletionState
         raise Refusal(400, "echo has no logprobs; POST /v1/score has them", param="echo")
     if (asked.best_of or 1) > (asked.n or 1):
         raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
-    reader, count = service.tokenizer, asked.n or 1
+    tokenizer, count = service.tokenizer, asked.n or 1
     prompts = prompts_of(asked)
     if len(prompts) * count > service.limits.slots + service.limits.queue:
         raise Refusal(
@@ -65,29 +65,29 @@ def completion_of(service: Service, asked: CompletionRequest) -> CompletionState
             f"{service.limits.slots + service.limits.queue}; ask for fewer",
             param="n",
         )
-    suffix = reader.encode(asked.suffix or "", "suffix")
-    eos = None if suffix else reader.eos
+    suffix = tokenizer.encode(asked.suffix or "", "suffix")
+    eos = None if suffix else tokenizer.eos
     seed, blanks = any_seed(asked.seed), asked.max_tokens or 16
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
-    texts, courses, tokens = [], [], 0
+    texts, plans, tokens = [], [], 0
     for prompt in prompts:
-        ids = reader.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
+        ids = tokenizer.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         whole = len(ids) + blanks + len(suffix)
-        if whole > reader.max_length:
+        if whole > tokenizer.max_length:
             raise Refusal(
-                400, reader.too_long(whole), param="max_tokens", code="context_length_exceeded"
+                400, tokenizer.too_long(whole), param="max_tokens", code="context_length_exceeded"
             )
-        shown = prompt if isinstance(prompt, str) else reader.decode(ids)
+        shown = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
         known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
         tokens += len(ids)
         for _ in range(count):
             words = (seed, len(texts))
-            courses.append(service.course([*ids, *[0] * blanks, *suffix], known, asked, words))
+            plans.append(service.plan([*ids, *[0] * blanks, *suffix], known, asked, words))
             stops_here = tuple(filter(None, stops))
-            incremental = IncrementalText(reader, len(ids), len(ids) + blanks, eos, stops_here)
+            incremental = IncrementalText(tokenizer, len(ids), stops_here)
             echo = shown if asked.echo else ""
             texts.append(ChoiceState(len(texts), incremental, echo, len(shown)))
-    return CompletionState(asked, seed, eos, texts, courses, tokens)
+    return CompletionState(asked, seed, eos, texts, plans, tokens)
 
 
 def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
@@ -99,16 +99,16 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
     return [prompt]  # type: ignore[list-item]
 
 
-def begin(service: Service, plan: CompletionState) -> OutputStream:
-    rivals = plan.asked.logprobs or 0
-    return service.write(plan.courses, plan.asked, seed=plan.seed, eos=plan.eos, rivals=rivals)
+def begin(service: Service, state: CompletionState) -> OutputStream:
+    options = {"eos": state.eos, "top_logprobs": state.asked.logprobs or 0}
+    return service.write(state.plans, state.asked, seed=state.seed, **options)
 
 
 def grow(
-    plan: CompletionState, outputs: OutputStream, index: int, event: Event
+    state: CompletionState, outputs: OutputStream, index: int, event: Event
 ) -> ChoiceState | None:
     """The text that has grown or ended; None if it had before."""
-    text = plan.texts[index]
+    text = state.texts[index]
     if text.finish is not None:
         return None
     if isinstance(event, Failed):
@@ -125,17 +125,17 @@ def grow(
 
 
 def choice_of(
-    service: Service, plan: CompletionState, text: ChoiceState, shown: str, part: slice
+    service: Service, state: CompletionState, text: ChoiceState, shown: str, part: slice
 ) -> Json:
     choice: Json = {"index": text.index, "text": shown, "logprobs": None}
-    if plan.asked.logprobs is not None:
+    if state.asked.logprobs is not None:
         incremental, piece = text.incremental, service.tokenizer.piece
         read, offsets = incremental.read[part], incremental.offsets[part]
         choice["logprobs"] = {
             "tokens": [piece(one.token) for one in read],
             "token_logprobs": [one.logp for one in read],
-            "top_logprobs": [{piece(r.token): r.logp for r in one.rivals} for one in read]
-            if plan.asked.logprobs
+            "top_logprobs": [{piece(r.token): r.logp for r in one.top_logprobs} for one in read]
+            if state.asked.logprobs
             else None,
             "text_offset": [text.before + offset for offset in offsets],
         }
@@ -145,69 +145,69 @@ def choice_of(
     return choice
 
 
-def envelope(service: Service, plan: CompletionState, choices: list[Json], *, usage: bool) -> Json:
-    found: Json = {"id": plan.id, "object": "text_completion", "created": plan.created}
+def envelope(service: Service, state: CompletionState, choices: list[Json], *, usage: bool) -> Json:
+    found: Json = {"id": state.id, "object": "text_completion", "created": state.created}
     found |= {"model": service.name, "choices": choices}
     if usage:
-        new = sum(len(text.incremental.read) for text in plan.texts)
-        counts = {"prompt_tokens": plan.prompt_tokens, "completion_tokens": new}
-        found["usage"] = counts | {"total_tokens": plan.prompt_tokens + new}
+        new = sum(len(text.incremental.read) for text in state.texts)
+        counts = {"prompt_tokens": state.prompt_tokens, "completion_tokens": new}
+        found["usage"] = counts | {"total_tokens": state.prompt_tokens + new}
     return found
 
 
-async def whole(service: Service, plan: CompletionState) -> Json:
-    outputs = begin(service, plan)
+async def whole(service: Service, state: CompletionState) -> Json:
+    outputs = begin(service, state)
     try:
-        while not plan.finished:
+        while not state.finished:
             for index, event in await outputs.next_events():
-                grow(plan, outputs, index, event)
+                grow(state, outputs, index, event)
     finally:
         outputs.cancel()
     choices = [
-        choice_of(service, plan, text, text.prompt + text.incremental.text, slice(None))
-        for text in plan.texts
+        choice_of(service, state, text, text.prompt + text.incremental.text, slice(None))
+        for text in state.texts
     ]
-    return envelope(service, plan, choices, usage=True)
+    return envelope(service, state, choices, usage=True)
 
 
 async def streamed(
-    service: Service, plan: CompletionState, outputs: OutputStream
+    service: Service, state: CompletionState, outputs: OutputStream
 ) -> AsyncGenerator[list[Json | str], None]:
     """A chunk whenever more of a text can be read, and one that says why it ended."""
-    for text in plan.texts:
+    for text in state.texts:
         if text.prompt:
-            echo = choice_of(service, plan, text, text.prompt, slice(0, 0))
-            yield [envelope(service, plan, [echo], usage=False)]
-    while not plan.finished:
+            echo = choice_of(service, state, text, text.prompt, slice(0, 0))
+            yield [envelope(service, state, [echo], usage=False)]
+    while not state.finished:
         chunks = []
         for index, event in await outputs.next_events():
             if isinstance(event, Failed):
                 yield chunks
-            text = grow(plan, outputs, index, event)
-            chunk = text and chunk_of(service, plan, text)
+            text = grow(state, outputs, index, event)
+            chunk = text and chunk_of(service, state, text)
             chunks += [chunk] if chunk else []
         yield chunks
-    options = plan.asked.stream_options
+    options = state.asked.stream_options
     if options is not None and options.include_usage:
-        yield [envelope(service, plan, [], usage=True)]
+        yield [envelope(service, state, [], usage=True)]
     yield [DONE]
 
 
-def chunk_of(service: Service, plan: CompletionState, text: ChoiceState) -> Json | None:
+def chunk_of(service: Service, state: CompletionState, text: ChoiceState) -> Json | None:
     """What is new of a text; None if nothing of it can be read yet."""
     last = text.finish is not None
     shown, part = text.incremental.take_new(last=last)
     if not (shown or last):
         return None
-    return envelope(service, plan, [choice_of(service, plan, text, shown, part)], usage=False)
+    return envelope(service, state, [choice_of(service, state, text, shown, part)], usage=False)
 
 
 async def answer(service: Service, asked: CompletionRequest, request: Request) -> Response:
-    plan = completion_of(service, asked)
+    state = completion_of(service, asked)
     if not asked.stream:
-        return JSONResponse(await unless_gone(request, whole(service, plan)))
-    outputs = begin(service, plan)  # here, so that a full queue is a 429, no broken stream
-    return EventStream(request, streamed(service, plan, outputs), outputs.cancel)
+        return JSONResponse(await unless_gone(request, whole(service, state)))
+    outputs = begin(service, state)  # here, so that a full queue is a 429, no broken stream
+    return EventStream(request, streamed(service, state, outputs), outputs.cancel)
 
 
 def routes(service: Service) -> APIRouter:

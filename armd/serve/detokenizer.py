@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ..data.tokenizer import TextTokenizer
+from ..generation.outputs import TokenOutput
 from .errors import Refusal
-from .events import StepEvent, TokenOutput
+from .events import StepEvent
 
 BROKEN = "\ufffd"
 
@@ -57,9 +58,6 @@ class IncrementalText:
     reader: ServerTokenizer
     start: int
     """Where the new tokens begin."""
-    stop_at: int
-    """Where they end: the first position that is not new."""
-    eos: int | None = None
     stops: tuple[str, ...] = ()
     text: str = ""
     """All that can be read so far and cannot change."""
@@ -76,9 +74,9 @@ class IncrementalText:
     _told: int = 0
 
     def add(self, drawn: StepEvent) -> None:
-        self._landed |= {one.position: one for one in drawn.at}
+        self._landed |= {one.position: one for one in drawn.tokens}
         while not self.stopped and (one := self._landed.pop(self._next, None)) is not None:
-            if one.token == self.eos:
+            if one.ends:
                 self.stopped = True
                 self.flush()
                 return

@@ -1,16 +1,17 @@
-"""The engine: one thread that writes all texts that were asked for, one pass for all of them.
+"""The engine: one thread that decodes all requests together, one forward pass for all of them.
 
-It has a number of slots, each with a cache of its own. Between two passes finished and abandoned
-texts leave their slots, and waiting ones take them: their prompts enter with the next pass, beside
-the blocks of the others. A text's draws are its own, and a pass shares nothing but products row by
-row, so everyone gets the text they would get alone.
+It has a number of slots, each with a KV cache of its own (continuous batching). Between two steps
+finished and cancelled sequences leave their slots, and waiting ones take them: their prompts enter
+with the next pass, beside the blocks of the others. A sequence's random numbers are its own, and a
+pass shares nothing but products row by row, so everyone gets the text they would get alone.
 """
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,17 +19,17 @@ from typing import Any, Literal
 
 import torch
 
-from ..generation.decode_plan import Course
-from ..generation.kv_cache import Cache
-from ..generation.native_step import Pen
+from ..generation.decoder import Decoder
+from ..generation.kv_cache import KVCache
+from ..generation.outputs import TokenOutput
+from ..generation.plan import DecodePlan
 from ..generation.sampling import Sampling
+from ..generation.sequence import Sequence
 from ..model.modeling_armd import ArmdLM
 from ..native.library import release_threads
-from ..native.packed import FastLM
 from .cache_pool import CachePool, threads_for
-from .events import Ended, Event, Failed, StepEvent, TokenOutput
+from .events import Ended, Event, Failed, StepEvent
 from .metrics import Metrics
-from .tracks import Track, step_together
 
 Callback = Callable[[Event], None]
 
@@ -52,39 +53,36 @@ class ShuttingDown(Exception):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One text to be written, and who is told."""
+    """One sequence to be generated, and who hears of it."""
 
-    course: Course
+    plan: DecodePlan
     sampling: Sampling
     generator: torch.Generator
     callback: Callback
     eos: int | None = None
-    rivals: int = 0
-    """How many of the most probable tokens to report with each token drawn."""
+    top_logprobs: int = 0
+    """How many of the most probable tokens to report with each token."""
     deadline: float = math.inf
     """time.monotonic() after which it ends with what it has."""
 
 
 @dataclass(eq=False)
 class ScheduledRequest:
-    """A job on its way."""
+    """A request that waits or has a slot."""
 
-    job: GenerationRequest
+    request: GenerationRequest
     arrived: float
-    track: Track | None = None
-    slot: Cache | None = None
+    sequence: Sequence | None = None
+    cache: KVCache | None = None
+    """Its slot's."""
     cancelled: bool = False
     """Nobody waits for it any more."""
 
 
-def _now(work: Callable[[], None]) -> None:
-    work()
-
-
 class Engine:
-    """Write texts in a thread of its own. `deliver` takes what is to be told, pass after pass or of
-    some passes together, as (callback, event) pairs, in that thread; left out, the listeners are
-    called there."""
+    """Decodes in a thread of its own. `deliver` takes the events of one step, or of some steps
+    together, as (callback, event) pairs, in that thread; left out, the callbacks are called
+    there."""
 
     def __init__(
         self,
@@ -97,15 +95,13 @@ class Engine:
     ) -> None:
         self.model, self.slots, self.queue = model.eval(), slots, queue
         self.pool = CachePool.of(model, slots)
-        self.pen = None
-        if isinstance(model, FastLM) and model.whole:
-            self.pen = Pen(model, self.pool.free[0])
-        self.deliver = deliver or (lambda told: [listen(event) for listen, event in told])
+        self.decoder = Decoder(model)
+        self.deliver = deliver or (lambda outbox: [callback(event) for callback, event in outbox])
         self.metrics = Metrics()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.active: list[ScheduledRequest] = []
-        self.told: list[tuple[Callback, Event]] = []
+        self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
         self.wake = threading.Condition()
         self.stopping, self.cut_at = False, math.inf
@@ -119,15 +115,15 @@ class Engine:
 
     def submit(
         self,
-        jobs: Sequence[GenerationRequest],
+        requests: Several[GenerationRequest],
         *,
-        later: Callable[[Callable[[], None]], object] = _now,
+        later: Callable[[Callable[[], None]], object] = lambda wake: wake(),
     ) -> list[ScheduledRequest]:
         """All of them, or none: raises QueueFull where the queue has no room, ShuttingDown at the
         end. With `later`, an engine at rest is woken by what is handed to it."""
         with self.wake:
-            self._check(len(jobs))
-            scheduled = [ScheduledRequest(job, time.monotonic()) for job in jobs]
+            self._check(len(requests))
+            scheduled = [ScheduledRequest(request, time.monotonic()) for request in requests]
             self.waiting.extend(scheduled)
         later(self._wake)
         return scheduled
@@ -145,12 +141,12 @@ class Engine:
             self.wake.notify()
         return future
 
-    def cancel(self, scheduled: Sequence[ScheduledRequest]) -> None:
+    def cancel(self, scheduled: Several[ScheduledRequest]) -> None:
         """Free their slots: at once in the queue, else after the pass that is under way."""
         with self.wake:
-            for ticket in scheduled:
-                ticket.cancelled = True
-            left = deque(ticket for ticket in self.waiting if not ticket.cancelled)
+            for entry in scheduled:
+                entry.cancelled = True
+            left = deque(entry for entry in self.waiting if not entry.cancelled)
             self.metrics.abandoned += len(self.waiting) - len(left)
             self.waiting = left
             self.wake.notify()
@@ -182,19 +178,19 @@ class Engine:
             while self._admit():
                 self._run_exclusive()
                 if self.active:
-                    self._pass()
+                    self._step()
                 if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
                     self._deliver()
 
     def _deliver(self) -> None:
-        """Tell what there is to tell."""
-        told, self.told, self.flush_now, self.last = self.told, [], False, time.monotonic()
-        if told:
+        """Flush the outbox."""
+        outbox, self.outbox, self.flush_now, self.last = self.outbox, [], False, time.monotonic()
+        if outbox:
             with suppress(RuntimeError):  # the server's loop has closed: nobody listens
-                self.deliver(told)
+                self.deliver(outbox)
 
     def _admit(self) -> bool:
-        """Wait for work, clear and fill the slots; False at the end."""
+        """Wait for work, clear the slots and give them to waiting requests; False at the end."""
         with self.wake:
             while not (self.active or self.waiting or self.exclusive):
                 if self.stopping:
@@ -202,36 +198,36 @@ class Engine:
                 self.wake.wait()
             self._expire(time.monotonic())
             while self.waiting and self.pool.free:
-                ticket = self.waiting.popleft()
-                ticket.slot = self.pool.free.pop()
-                self.active.append(ticket)
+                entry = self.waiting.popleft()
+                entry.cache = self.pool.free.pop()
+                self.active.append(entry)
         return True
 
     def _expire(self, now: float) -> None:
         """End what has had its time, drop what nobody waits for."""
         cut = "shutdown" if now >= self.cut_at else None
-        for ticket in [*self.active, *self.waiting]:
-            reason = cut or ("time" if now >= ticket.job.deadline else None)
-            if ticket.cancelled or reason:
-                self._finish(ticket, None if ticket.cancelled else Ended("length", reason))
-        self.waiting = deque(ticket for ticket in self.waiting if not ticket.cancelled)
+        for entry in [*self.active, *self.waiting]:
+            reason = cut or ("time" if now >= entry.request.deadline else None)
+            if entry.cancelled or reason:
+                self._finish(entry, None if entry.cancelled else Ended("length", reason))
+        self.waiting = deque(entry for entry in self.waiting if not entry.cancelled)
 
-    def _finish(self, ticket: ScheduledRequest, event: Ended | Failed | None) -> None:
+    def _finish(self, entry: ScheduledRequest, event: Ended | Failed | None) -> None:
         """Free its slot and say so, unless nobody waits."""
-        ticket.cancelled, ticket.track = True, None
-        if ticket.slot is not None:
-            self.pool.free.append(ticket.slot)
-            ticket.slot = None
-            self.active.remove(ticket)
+        entry.cancelled, entry.sequence = True, None
+        if entry.cache is not None:
+            self.pool.free.append(entry.cache)
+            entry.cache = None
+            self.active.remove(entry)
         if event is None:
             self.metrics.abandoned += 1
             return
-        self.metrics.finished(time.monotonic() - ticket.arrived, failed=isinstance(event, Failed))
-        self.told.append((ticket.job.callback, event))
+        self.metrics.finished(time.monotonic() - entry.arrived, failed=isinstance(event, Failed))
+        self.outbox.append((entry.request.callback, event))
         self.flush_now = True
 
     def _run_exclusive(self) -> None:
-        """One at a time, so that texts go on meanwhile."""
+        """One call at a time, so that decoding goes on meanwhile."""
         with self.wake:
             if not self.exclusive:
                 return
@@ -244,53 +240,58 @@ class Engine:
         except BaseException as error:
             future.set_exception(error)
 
-    def _pass(self) -> None:
+    def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
         start = time.perf_counter()
-        if any(ticket.track is None for ticket in self.active):
+        if any(entry.sequence is None for entry in self.active):
             self._deliver()  # a prompt may take long
-        for ticket in list(self.active):
-            self._begin(ticket)
+        for entry in list(self.active):
+            self._begin(entry)
         scheduled = list(self.active)
         if not scheduled:
             return
-        tracks = [ticket.track for ticket in scheduled if ticket.track]
+        sequences = [entry.sequence for entry in scheduled if entry.sequence]
         try:
-            landed = step_together(self.model, self.pen, tracks)
+            results = self.decoder.step(sequences)
         except Exception as error:  # whatever it is, the server goes on
-            for ticket in scheduled:
-                self._finish(ticket, Failed(repr(error)))
+            for entry in scheduled:
+                self._finish(entry, Failed(repr(error)))
             return
-        for ticket, track, new in zip(scheduled, tracks, landed, strict=True):
-            if isinstance(new, Exception):
-                self._finish(ticket, Failed(repr(new)))
-            else:
-                self._tell(ticket, track, new)
+        for entry, sequence, result in zip(scheduled, sequences, results, strict=True):
+            if isinstance(result, Exception):
+                self._finish(entry, Failed(repr(result)))
+            elif not entry.cancelled:
+                self._emit(entry, sequence, result)
         self.metrics.passes += 1
         self.metrics.rows += len(scheduled)
         self.metrics.busy_seconds += time.perf_counter() - start
 
-    def _begin(self, ticket: ScheduledRequest) -> None:
-        if ticket.track is not None or ticket.slot is None:
+    def _begin(self, entry: ScheduledRequest) -> None:
+        if entry.sequence is not None or entry.cache is None:
             return
-        job = ticket.job
-        options = {"sampling": job.sampling, "eos": job.eos, "rivals": job.rivals}
+        request = entry.request
         try:
-            cache = self.pool.clear(ticket.slot)
-            ticket.track = Track(self.model, job.course, cache, generator=job.generator, **options)
-        except Exception as error:  # one text's failure is not the others'
-            self._finish(ticket, Failed(repr(error)))
+            entry.sequence = Sequence(
+                self.model,
+                request.plan,
+                self.pool.clear(entry.cache),
+                sampling=request.sampling,
+                generator=request.generator,
+                eos=request.eos,
+                top_logprobs=request.top_logprobs,
+            )
+        except Exception as error:  # one request's failure is not the others'
+            self._finish(entry, Failed(repr(error)))
 
-    def _tell(
-        self, ticket: ScheduledRequest, track: Track, landed: tuple[TokenOutput, ...]
+    def _emit(
+        self, entry: ScheduledRequest, sequence: Sequence, tokens: tuple[TokenOutput, ...]
     ) -> None:
-        if track.step == 1:
-            self.metrics.first_token(time.monotonic() - ticket.arrived)
+        if sequence.step == 1:
+            self.metrics.first_token(time.monotonic() - entry.arrived)
             self.flush_now = True
-        self.metrics.tokens += len(landed)
-        self.told.append(
-            (ticket.job.callback, StepEvent(track.step - 1, landed, time.perf_counter()))
-        )
-        if track.done:
-            why: Literal["stop", "length"] = "stop" if track.ended else "length"
-            self._finish(ticket, Ended(why))
+        self.metrics.tokens += len(tokens)
+        event = StepEvent(sequence.step - 1, tokens, time.perf_counter())
+        self.outbox.append((entry.request.callback, event))
+        if sequence.done:
+            why: Literal["stop", "length"] = "stop" if sequence.stopped else "length"
+            self._finish(entry, Ended(why))

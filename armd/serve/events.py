@@ -1,37 +1,23 @@
-"""What the engine tells about a text: tokens drawn, its end, or its failure."""
+"""What the engine reports about a request: tokens generated, its end, or its failure."""
 
 import time
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-
-class TopLogprob(NamedTuple):
-    """A token that could have been drawn."""
-
-    token: int
-    logp: float
-
-
-class TokenOutput(NamedTuple):
-    """One token in its slot."""
-
-    position: int
-    token: int
-    logp: float
-    rivals: tuple[TopLogprob, ...] = ()
+from ..generation.outputs import TokenOutput
 
 
 class StepEvent(NamedTuple):
-    """What one pass drew for a text."""
+    """What one step generated."""
 
     step: int
-    at: tuple[TokenOutput, ...]
+    tokens: tuple[TokenOutput, ...]
     when: float
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The text is finished: full, at its EOS, or cut short by time or by the server's end."""
+    """The sequence is finished: full, at its EOS, or cut short by time or by a shutdown."""
 
     reason: Literal["length", "stop"]
     cut: str | None = None

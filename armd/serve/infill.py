@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..generation.decode_plan import Course
+from ..generation.outputs import TokenOutput
+from ..generation.plan import DecodePlan
 from ..generation.template import fill_in, parts
 from .errors import Refusal, responses
-from .events import Ended, Failed, StepEvent, TokenOutput
+from .events import Ended, Failed, StepEvent
 from .schema import Infilled, InfillRequest, Json
 from .service import OutputStream, Service, any_seed, unless_gone
 from .sse import STREAMED, EventStream
@@ -24,12 +25,14 @@ class InfillState:
     tokens: list[int | None]
     """None: blank as yet."""
     known: list[bool]
-    course: Course
+    plan: DecodePlan
     seed: int
     eos: int | None
     began: float = field(default_factory=time.perf_counter)
     calls: int = 0
     drawn: int = 0
+    end: int | None = None
+    """Where the first EOS that was generated stands."""
 
 
 def state_of(service: Service, asked: InfillRequest) -> InfillState:
@@ -55,9 +58,9 @@ def state_of(service: Service, asked: InfillRequest) -> InfillState:
         blanks = asked.max_tokens or max(1, min(64, most - len(given)))
         _fits(service, len(given) + blanks)
         tokens, known = given + [0] * blanks, [True] * len(given) + [False] * blanks
-    course = service.course(tokens, known, asked, (seed, 0))
+    plan = service.plan(tokens, known, asked, (seed, 0))
     shown = [t if k else None for t, k in zip(tokens, known, strict=True)]
-    return InfillState(asked, shown, known, course, seed, eos)
+    return InfillState(asked, shown, known, plan, seed, eos)
 
 
 def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
@@ -76,26 +79,29 @@ def _fits(service: Service, tokens: int) -> None:
 
 
 def start_event(service: Service, state: InfillState) -> Json:
-    piece, course = service.tokenizer.piece, state.course
+    piece, plan = service.tokenizer.piece, state.plan
     return {
         "type": "start",
         "tokens": [*state.tokens],
         "pieces": [None if token is None else piece(token) for token in state.tokens],
         "known": state.known,
-        "order": {"position": course.position, "block": course.block},
-        "steps": course.steps,
+        "order": {"position": plan.position, "block": plan.block},
+        "steps": plan.steps,
         "seed": state.seed,
     }
 
 
 def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
     piece = service.tokenizer.piece
-    state.calls, state.drawn = state.calls + 1, state.drawn + len(drawn.at)
+    state.calls, state.drawn = state.calls + 1, state.drawn + len(drawn.tokens)
 
     def one(landed: TokenOutput) -> Json:
         state.tokens[landed.position] = landed.token
+        if landed.ends and (state.end is None or landed.position < state.end):
+            state.end = landed.position
         rivals = [
-            {"token": r.token, "piece": piece(r.token), "logprob": r.logp} for r in landed.rivals
+            {"token": r.token, "piece": piece(r.token), "logprob": r.logp}
+            for r in landed.top_logprobs
         ]
         return {
             "position": landed.position,
@@ -105,24 +111,19 @@ def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
             "rivals": rivals,
         }
 
-    at = [one(landed) for landed in drawn.at]
+    at = [one(landed) for landed in drawn.tokens]
     seconds = round(drawn.when - state.began, 6)
     return {"type": "step", "step": drawn.step, "at": at, "seconds": seconds}
 
 
 def end_event(service: Service, state: InfillState, ended: Ended) -> Json:
-    """What stands behind the first EOS that was drawn, by other streams, is no part of the text."""
+    """What other streams drew behind the end is no part of the text, and neither is the EOS."""
     tokens, seconds = state.tokens, ended.when - state.began
-    ends = (
-        i
-        for i, (token, known) in enumerate(zip(tokens, state.known, strict=True))
-        if token == state.eos and not known
-    )
-    if ended.reason == "stop" and (end := next(ends, None)) is not None:
-        tokens = tokens[: end + 1]
+    if ended.reason == "stop" and state.end is not None:
+        tokens = tokens[: state.end + 1]
     there = [token for token in tokens if token is not None]
-    if ended.reason == "stop" and there and there[-1] == state.eos:
-        there = there[:-1]
+    if tokens is not state.tokens:
+        there.pop()
     event = {
         "type": "end",
         "text": service.tokenizer.decode(there),
@@ -165,7 +166,7 @@ async def whole(service: Service, state: InfillState, outputs: OutputStream) -> 
 async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
     state = state_of(service, asked)
     outputs = service.write(
-        [state.course], asked, seed=state.seed, eos=state.eos, rivals=asked.rivals
+        [state.plan], asked, seed=state.seed, eos=state.eos, top_logprobs=asked.rivals
     )
     if asked.stream:
         return EventStream(request, streamed(service, state, outputs), outputs.cancel)

@@ -1,11 +1,10 @@
-"""The service: the model, its reader and its engine, and how a request's texts reach the engine."""
+"""The service: the model, its tokenizer and its engine, and how HTTP requests reach the engine."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +12,9 @@ from fastapi import Request
 
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
-from ..generation.decode_plan import Course, completing
+from ..generation.plan import DecodePlan, check, completing, strided
 from ..generation.sampling import Sampling
-from ..generation.state import spread
+from ..generation.sequence import generators_per_row
 from ..model import order as orders
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
@@ -25,7 +24,6 @@ from .engine import Callback, Engine, GenerationRequest, ScheduledRequest
 from .errors import Gone, Refusal
 from .events import Event
 from .schema import Choosing
-from .tracks import check_course
 
 Answer = TypeVar("Answer")
 
@@ -35,15 +33,15 @@ class Limits:
     """What the server takes."""
 
     slots: int = 8
-    """Texts decoded together."""
+    """Sequences decoded together."""
     queue: int = 64
-    """Texts that may wait for a slot."""
+    """Sequences that may wait for a slot."""
     max_body: int = 1 << 20
     """Bytes of a request."""
     timeout: float = 120.0
-    """Seconds after which a text ends with what it has."""
+    """Seconds after which a sequence ends with what it has."""
     threads: int | None = None
-    """CPU threads of a pass; None: as many as the model is worth."""
+    """CPU threads of a forward pass; None: by the size of the model."""
 
 
 class Service:
@@ -71,24 +69,24 @@ class Service:
             deliver=self._deliver,
         ).start()
 
-    def _deliver(self, told: list[tuple[Callback, Event]]) -> None:
+    def _deliver(self, outbox: list[tuple[Callback, Event]]) -> None:
         """From the engine's thread to the server's."""
         loop = self.loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(_tell, told)
+            loop.call_soon_threadsafe(_call, outbox)
 
-    def course(
+    def plan(
         self, tokens: Sequence[int], known: Sequence[bool], asked: Choosing, words: tuple[Any, ...]
-    ) -> Course:
-        """The text as the model will write it; `words` seed a random order."""
+    ) -> DecodePlan:
+        """How the model will generate it; `words` seed a random order."""
         if len(tokens) > self.model.config.max_length:
             raise Refusal(400, self.tokenizer.too_long(len(tokens)), code="context_length_exceeded")
         blanks = len(known) - sum(known)
         if not blanks:
             raise ArmdError("nothing is blank; leave room for tokens to be written")
-        course = completing(tokens, known, *blank_order(asked, blanks, words))
-        check_course(self.model, course)
-        return course
+        plan = completing(tokens, known, *blank_order(asked, blanks, words))
+        check(self.model, plan)
+        return plan
 
     def sampling(self, asked: Choosing) -> Sampling:
         """At temperature 0 filters have nothing to do, and clients send them all the same."""
@@ -101,31 +99,33 @@ class Service:
 
     def write(
         self,
-        courses: Sequence[Course],
+        plans: Sequence[DecodePlan],
         asked: Choosing,
         *,
         seed: int,
         eos: int | None,
-        rivals: int = 0,
+        top_logprobs: int = 0,
     ) -> "OutputStream":
-        """Have texts written, text i from the i-th generator of the seed, as armd.generate does
-        with rows."""
+        """Have sequences generated, the i-th from the i-th generator of the seed, as armd.generate
+        does with rows."""
         outputs = OutputStream(self.engine)
-        generators = spread(torch.Generator().manual_seed(seed), len(courses))
-        jobs = [
+        generators = generators_per_row(torch.Generator().manual_seed(seed), len(plans))
+        requests = [
             GenerationRequest(
-                course,
+                plan,
                 self.sampling(asked),
                 generator,
                 outputs.callback(index),
                 eos=eos,
-                rivals=rivals,
+                top_logprobs=top_logprobs,
                 deadline=time.monotonic() + self.limits.timeout,
             )
-            for index, (course, generator) in enumerate(zip(courses, generators, strict=True))
+            for index, (plan, generator) in enumerate(zip(plans, generators, strict=True))
         ]
-        # the engine starts when this thread has said what it has to say, and not in between
-        outputs.scheduled = self.engine.submit(jobs, later=asyncio.get_running_loop().call_soon)
+        # wake the engine on the next tick of the event loop: it must not compete for the GIL while
+        # this request is being answered
+        later = asyncio.get_running_loop().call_soon
+        outputs.scheduled = self.engine.submit(requests, later=later)
         return outputs
 
     def is_ours(self, model: str | None) -> None:
@@ -135,7 +135,7 @@ class Service:
 
 
 class OutputStream:
-    """What the engine tells about the texts of one request, as it comes."""
+    """The events of the sequences of one HTTP request, as they come."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -144,26 +144,26 @@ class OutputStream:
         self.scheduled: list[ScheduledRequest] = []
 
     def callback(self, index: int) -> Callback:
-        def hear(event: Event) -> None:
+        def take(event: Event) -> None:
             self.events.append((index, event))
             self.some.set()
 
-        return hear
+        return take
 
     def cancel(self, index: int | None = None) -> None:
-        """Nobody needs text `index` any more, or all of them: their slots become free."""
+        """Free the slot of one sequence, or of all of them."""
         self.engine.cancel(self.scheduled if index is None else [self.scheduled[index]])
 
     async def next_events(self) -> list[tuple[int, Event]]:
-        """What arrived since the last time; whoever asks knows which texts have ended."""
+        """What arrived since the last call; the caller knows which sequences have ended."""
         await self.some.wait()
         self.some.clear()
         events, self.events = self.events, []
         return events
 
 
-def _tell(told: list[tuple[Callback, Event]]) -> None:
-    for callback, event in told:
+def _call(outbox: list[tuple[Callback, Event]]) -> None:
+    for callback, event in outbox:
         callback(event)
 
 
@@ -175,23 +175,14 @@ def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> tuple[list[i
     """The order of n blanks that a request names, positions and blocks; `streams` of them a
     call."""
     if asked.order in (None, "left_to_right", "strided"):
-        return _strided(n, asked.streams)
+        return strided(n, asked.streams)
     if isinstance(asked.order, list):
         position = asked.order
         if len(position) != n:
             raise ArmdError(f"order names {len(position)} new tokens, there are {n}; name each")
     else:
         position = orders.random(n, generator=seeded(*words, "order")).position.tolist()
-    return _plain(Order(torch.tensor(position), torch.arange(n) // asked.streams))
-
-
-@lru_cache(256)
-def _strided(n: int, streams: int) -> tuple[list[int], list[int]]:
-    """The same few are asked for again and again."""
-    return _plain(orders.strided(n, streams))
-
-
-def _plain(order: Order) -> tuple[list[int], list[int]]:
+    order = Order(torch.tensor(position), torch.arange(n) // asked.streams)
     return order.position.tolist(), order.block.tolist()
 
 

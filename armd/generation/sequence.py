@@ -1,0 +1,157 @@
+"""A sequence being generated: its plan, its cache, its random numbers, and what was drawn."""
+
+from __future__ import annotations
+
+import collections.abc
+from array import array
+from typing import Any
+
+import torch
+
+from ..errors import ArmdError
+from ..model.modeling_armd import ArmdLM
+from ..model.shapes import Float, Tensor
+from .kv_cache import KVCache
+from .outputs import StepResult, TokenOutput, TopLogprob
+from .plan import DecodePlan, check
+from .sampling import NOT_FINITE, Sampling
+
+Generators = torch.Generator | collections.abc.Sequence[torch.Generator] | None
+
+
+class Sequence:
+    """One row of a KV cache and all that its next steps need, in plain numbers: both backends read
+    and write the same arrays."""
+
+    def __init__(
+        self,
+        model: ArmdLM,
+        plan: DecodePlan,
+        cache: KVCache,
+        *,
+        sampling: Sampling,
+        generator: torch.Generator,
+        eos: int | None = None,
+        top_logprobs: int = 0,
+        row: int = 0,
+    ) -> None:
+        check(model, plan)
+        n = len(plan.tokens)
+        self.plan, self.cache, self.row = plan, cache, row
+        self.sampling, self.eos, self.top_logprobs = sampling, eos, top_logprobs
+        self.tokens, self.logp = array("l", plan.tokens), array("d", bytes(8 * n))
+        # one number in [0, 1) for every token, from a generator of its own: what is drawn depends
+        # neither on other sequences nor on how many steps were taken
+        uniform = torch.rand(n, dtype=torch.float64, generator=generator)
+        self.uniform = array("d", uniform.tolist())
+        self.seen: array[int] | None = None
+        """For the repetition penalty: which tokens of the vocabulary the sequence has."""
+        if sampling.repetition_penalty != 1:
+            self.seen = array("b", bytes(model.config.vocab_size))
+            for token, known in zip(plan.tokens, plan.known, strict=True):
+                self.seen[token] |= known
+        self.step = 0
+        """Steps taken."""
+        self.failed = False
+        """Its logits were not finite."""
+        self.end: int | None = None
+        """The position of the first EOS that it generated."""
+        self.stopped = False
+        """That EOS is there, and every token before it: the sequence has ended."""
+        self.native: Any = None
+        """What the C backend keeps for it."""
+        self._written, self._gap = list(plan.known), 0
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or self.step == self.plan.steps
+
+    @property
+    def n_draws(self) -> int:
+        """How many tokens its next step has."""
+        ends = self.plan.step_ends
+        return ends[self.step + 1] - ends[self.step]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows it has in its next forward pass, if every token has a query row."""
+        step, ends = self.step, self.plan.step_ends
+        return ends[step + 1] - ends[step - 1] if step else 1 + ends[0] + ends[1]
+
+    @property
+    def next_positions(self) -> list[int]:
+        ends = self.plan.step_ends
+        return self.plan.position[ends[self.step] : ends[self.step + 1]]
+
+    @property
+    def last_positions(self) -> list[int]:
+        """Those of its last step; before the first, those of the prefill."""
+        step, ends = self.step, self.plan.step_ends
+        return self.plan.position[ends[step - 1] if step else 0 : ends[step]]
+
+    def store(self, tokens: list[int], logps: list[float]) -> None:
+        """Write down what was drawn for the next step."""
+        for position, token, logp in zip(self.next_positions, tokens, logps, strict=True):
+            self.tokens[position], self.logp[position] = token, logp
+
+    def advance(self, logits: Float[Tensor, "k v"] | None) -> StepResult:
+        """The tokens of the next step stand in `tokens` and `logp`: take that step. The logits that
+        they were drawn from are only read for top_logprobs."""
+        if self.failed:
+            return ArmdError(NOT_FINITE)
+        wanted, known, tokens, logp = self.next_positions, self.plan.known, self.tokens, self.logp
+        self.step += 1
+        top: list[tuple[TopLogprob, ...]] = [()] * len(wanted)
+        if self.top_logprobs and logits is not None:
+            top = _top_logprobs(logits, self.top_logprobs)
+        if self.seen is not None:
+            for position in wanted:
+                self.seen[tokens[position]] = 1
+        found = tuple(
+            [
+                TokenOutput(at, tokens[at], logp[at], best, tokens[at] == self.eos)
+                for at, best in zip(wanted, top, strict=True)
+                if not known[at]
+            ]
+        )
+        if self.eos is not None:
+            self._find_end(found)
+        return found
+
+    def _find_end(self, found: tuple[TokenOutput, ...]) -> None:
+        """The one rule for where a sequence ends: at the first EOS that it generated (not one that
+        was given), as soon as every token before it is there."""
+        for one in found:
+            self._written[one.position] = True
+            if one.ends and (self.end is None or one.position < self.end):
+                self.end = one.position
+        while self._gap < len(self._written) and self._written[self._gap]:
+            self._gap += 1
+        self.stopped = self.end is not None and self._gap >= self.end
+
+    def text(self) -> list[int]:
+        """All tokens. Behind its end stands EOS wherever nothing was given: other streams may have
+        drawn tokens there, which are no part of the text."""
+        if self.end is None or self.eos is None:
+            return self.tokens.tolist()
+        behind = zip(self.tokens[self.end :], self.plan.known[self.end :], strict=True)
+        rest = [token if known else self.eos for token, known in behind]
+        return [*self.tokens[: self.end], *rest]
+
+
+def generators_per_row(generator: Generators, batch: int) -> list[torch.Generator]:
+    """One generator for each row, out of one for all; or those that were given."""
+    if generator is None or isinstance(generator, torch.Generator):
+        seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+    if len(generator) != batch:
+        raise ArmdError(f"{len(generator)} generators do not fit {batch} rows; give one for each")
+    return list(generator)
+
+
+def _top_logprobs(logits: Float[Tensor, "k v"], count: int) -> list[tuple[TopLogprob, ...]]:
+    """The most probable tokens of each row."""
+    logp = logits.double().log_softmax(-1)
+    best = logp.topk(min(count, logp.shape[1]), -1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [tuple(map(TopLogprob, tokens, values)) for tokens, values in pairs]
