@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "draw an order: masking process, permutation, mask",
     ),
     "plot idea": ("plots.orders", "plot_idea", "draw three orders side by side: the idea"),
+    "plot rows": ("plots.rows", "plot_rows", "draw the rows of a pass with the neighbor query"),
     "plot streams": (
         "plots.streams",
         "plot_streams",

@@ -37,3 +37,9 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ArmdError, match=r"armd\[plots\]"):
         run(["plot", "order", "--out", "order.png"])
+
+
+def test_the_rows_of_a_pass_are_drawn(tmp_path: Path) -> None:
+    out = tmp_path / "rows.png"
+    run(["plot", "rows", "--length", "6", "--out", str(out)])
+    assert out.read_bytes().startswith(b"\x89PNG")

@@ -45,7 +45,7 @@ def plot_order(
     """
     from ..model import order as orders
 
-    pyplot = _pyplot()
+    pyplot = pyplot_or_error()
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +62,7 @@ def plot_order(
     else:
         order = orders.infill(_known(known, length), streams)
     figure = draw(order, title=f"{kind.replace('-', ' ')}, {length} tokens")
-    _save(figure, out)
+    save(figure, out)
     pyplot.close(figure)
 
 
@@ -75,7 +75,7 @@ def plot_idea(*, out: Path, length: int = 8) -> None:
     """
     from ..model import order as orders
 
-    pyplot = _pyplot()
+    pyplot = pyplot_or_error()
     import torch
 
     shown = {
@@ -94,13 +94,13 @@ def plot_idea(*, out: Path, length: int = 8) -> None:
         _draw_sequence(sequence, order)
         _draw_mask(mask, order)
         part.suptitle(title, fontsize=15, fontweight="bold", color=INK)
-    _save(figure, out)
+    save(figure, out)
     pyplot.close(figure)
 
 
 def draw(order: Order, *, title: str = "") -> Any:
     """The three panels of one order, as a matplotlib figure."""
-    pyplot = _pyplot()
+    pyplot = pyplot_or_error()
     steps, n = len(order.blocks()), len(order)
     height = max(4.2, min(9.0, 2.6 + 0.3 * max(steps, n)))
     figure = pyplot.figure(figsize=(2.1 * height, height), layout="constrained")
@@ -120,27 +120,33 @@ def _draw_process(axes: Axes, order: Order) -> None:
     for step in range(len(blocks) + 1):
         for j in range(n):
             drawn = rank[j] < step
-            _cell(axes, j, step, _colour(rank[j], len(blocks)) if drawn else MASKED)
+            cell(axes, j, step, colour_of(rank[j], len(blocks)) if drawn else MASKED)
             if n <= 32 and rank[j] == step - 1:
-                _label(axes, j, step, str(j), n, bold=True)
-    _frame(axes, n, len(blocks) + 1, "which positions are still masked")
+                label(axes, j, step, str(j), n, bold=True)
+    frame(axes, n, len(blocks) + 1, "which positions are still masked")
     axes.set_xlabel("position in the text")
     axes.set_ylabel("model calls made")
     _ticks(axes, n, len(blocks) + 1)
 
 
 def _draw_sequence(axes: Axes, order: Order) -> None:
-    """The tokens as they are generated, blocks apart from each other."""
+    """The tokens as they are generated, blocks apart from each other. Below, those for which the
+    neighbor query needs a row of its own."""
+    from ..model.neighbor import needs_extra_row
+
     blocks, n = order.blocks(), len(order)
+    extra = set(order.position[needs_extra_row(order)[0]].tolist())
     gap, x = 0.35, 0.0
     for b, block in enumerate(blocks):
         for j in block:
-            _cell(axes, x, 0, _colour(b, len(blocks)))
+            cell(axes, x, 0, colour_of(b, len(blocks)))
             if n <= 64:
-                _label(axes, x, 0, str(j), n)
+                label(axes, x, 0, str(j), n)
+            if j in extra:
+                axes.plot(x + 0.5, 1.14, marker="^", color=INK, markersize=4, clip_on=False)
             x += 1
         x += gap
-    _frame(axes, x - gap, 1, "the permuted sequence: positions, block by block")
+    frame(axes, x - gap, 1, "the permuted sequence: positions, block by block (▴ extra query row)")
     axes.set_xticks([])
     axes.set_yticks([])
 
@@ -151,15 +157,15 @@ def _draw_mask(axes: Axes, order: Order) -> None:
     position = order.position.tolist()
     rank = [b for b, block in enumerate(blocks) for _ in block]
     for row in range(n):
-        _cell(axes, 0, row, BOS)
+        cell(axes, 0, row, BOS)
         for column in range(n):
             seen = rank[column] < rank[row]
-            colour = _colour(rank[column], len(blocks)) if seen else MASKED
-            _cell(axes, column + 1, row, colour)
+            colour = colour_of(rank[column], len(blocks)) if seen else MASKED
+            cell(axes, column + 1, row, colour)
     for b in range(len(blocks)):  # the block itself, which it does not see
         first, size = rank.index(b), rank.count(b)
-        _outline(axes, first, size, _colour(b, len(blocks)))
-    _frame(axes, n + 1, n, "the strict mask: a token sees earlier blocks only")
+        _outline(axes, first, size, colour_of(b, len(blocks)))
+    frame(axes, n + 1, n, "the strict mask: a token sees earlier blocks only")
     axes.set_aspect("equal")
     every = _every(n)
     axes.set_xticks(
@@ -171,7 +177,7 @@ def _draw_mask(axes: Axes, order: Order) -> None:
     axes.set_ylabel("token predicted")
 
 
-def _cell(axes: Axes, x: float, y: float, colour: Any) -> None:
+def cell(axes: Axes, x: float, y: float, colour: Any) -> None:
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor=EDGE, linewidth=0.8))
@@ -184,14 +190,14 @@ def _outline(axes: Axes, first: int, size: int, colour: Any) -> None:
     axes.add_patch(Rectangle(inset, side, side, fill=False, edgecolor=colour, linewidth=1.8))
 
 
-def _label(axes: Axes, x: float, y: float, text: str, n: int, *, bold: bool = False) -> None:
+def label(axes: Axes, x: float, y: float, text: str, n: int, *, bold: bool = False) -> None:
     size = 11 if n <= 12 else 9 if n <= 20 else 7 if n <= 32 else 5
     weight = "bold" if bold else "normal"
     style: dict[str, Any] = {"fontsize": size, "fontweight": weight, "color": INK}
     axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", **style)
 
 
-def _colour(block: int, blocks: int) -> Any:
+def colour_of(block: int, blocks: int) -> Any:
     """One colour a block, the same in every panel, from early (warm) to late (cool)."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -210,7 +216,7 @@ def _ticks(axes: Axes, columns: int, rows: int) -> None:
     axes.set_yticks([r + 0.5 for r in range(0, rows, down)], [*map(str, range(0, rows, down))])
 
 
-def _frame(axes: Axes, width: float, height: float, title: str) -> None:
+def frame(axes: Axes, width: float, height: float, title: str) -> None:
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     axes.set_title(title, fontsize=11, color=INK, pad=8)
@@ -236,7 +242,7 @@ def _known(text: str, length: int) -> Any:
     return known
 
 
-def _pyplot() -> Any:
+def pyplot_or_error() -> Any:
     try:
         import matplotlib
     except ImportError:
@@ -247,7 +253,7 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _save(figure: Any, out: Path) -> None:
+def save(figure: Any, out: Path) -> None:
     try:
         figure.savefig(out, dpi=150, facecolor="white")
     except (OSError, ValueError) as error:
