@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "adapt_command",
         "teach a converted model to write in streams",
     ),
+    "verify": ("commands.verify", "verify", "check a run, a model or a dataset for damage"),
     "generate": ("commands.generate", "generate", "write text: continue prompts, fill blanks"),
     "eval ppl": ("eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
     "eval samples": ("eval.samples", "eval_samples", "judge generated text"),
@@ -58,6 +59,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "bench eval": ("bench.eval", "bench_eval", "time perplexity against the bare forward"),
     "bench decode": ("bench.decode", "bench_decode", "time generation against other models"),
     "bench products": ("bench.gemm", "bench_products", "time products of a few rows"),
+    "bench faults": ("bench.faults", "bench_faults", "kills, full disks, damage, hostile input"),
+    "bench busy": ("bench.busy", "bench_busy", "time work beside another busy process"),
     "bench serve": ("bench.serve", "bench_serve", "time the server: many clients against one"),
 }
 
@@ -109,6 +112,9 @@ def run(words: Sequence[str]) -> None:
 
 
 def main() -> None:
+    from .runtime.threads import limit_spinning
+
+    limit_spinning()
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -122,16 +128,42 @@ def main() -> None:
         print(f"armd {version('armd')}")
         raise SystemExit(0)
     try:
+        check_words(words)
         run(words)
-    except ArmdError as error:
-        print(f"armd: {error}", file=sys.stderr)
+    except (ArmdError, OSError, MemoryError, UnicodeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not no_memory(error):
+            raise
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            raise SystemExit(1) from None
+        print(f"armd: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("armd: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(1) from None
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise for words that are no text: nothing could print, encode or save them."""
+    for number, word in enumerate(words, 1):
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            shown = word.encode("utf-8", "replace").decode()[:40]
+            raise ArmdError(f"word {number} of the command ('{shown}') is no UTF-8 text")
+
+
+def no_memory(error: RuntimeError) -> bool:
+    """torch says so in an exception of no kind of its own, where it is the CPU's memory."""
+    return any(words in str(error) for words in ("allocate memory", "out of memory"))
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, without a traceback: the user's mistake, or the system's refusal."""
+    if isinstance(error, MemoryError | RuntimeError):
+        return "out of memory; use a smaller model, batch or length"
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}; choose another file or folder, or make room there"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 if __name__ == "__main__":

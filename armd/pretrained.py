@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import importlib
 import json
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .baselines import model_class
+from .baselines import MODELS, model_class
 from .errors import ArmdError
+from .runtime.atomic_files import SUMS, damaged_files
 from .runtime.device import find_device
+from .runtime.memory import check_memory
 
 if TYPE_CHECKING:
     from .data.tokenizer import TextTokenizer
 
 OURS = ("armd", "armd-baseline")
+COUNTS = (
+    *("vocab_size", "d_model", "n_layers", "n_two_stream", "n_heads", "n_kv_heads", "d_head"),
+    *("max_length", "d_ff", "d_pe", "block_size", "diffusion_steps"),
+)
+MOST, MOST_CONFIG = 1 << 24, 1 << 24
+"""The highest of these counts, and the bytes of a config.json."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
@@ -53,6 +62,7 @@ def load_model(path: Path | str, *, device: str = "cpu") -> Any:
     kind, name = saved_kind(folder)
     if kind not in OURS:
         raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; name an armd folder")
+    check_saved(folder)
     where, shown = find_device(device), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -63,14 +73,91 @@ def load_model(path: Path | str, *, device: str = "cpu") -> Any:
 
 
 def saved_kind(folder: Path) -> tuple[str, str]:
-    """The model_type of what is saved there, and its name among ours and the rivals."""
+    """The model_type of what is saved there, and its name among ours and the baselines."""
+    config = read_config(folder)
+    kind, name = config.get("model_type"), config.get("model", "armd")
+    if not isinstance(kind, str) or not isinstance(name, str):
+        raise _damaged(folder, "it names no model_type")
+    if kind in OURS and name not in MODELS:
+        raise _damaged(folder, f"there is no model '{name[:40]}'")
+    return kind, name
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The table in config.json."""
+    path = folder / "config.json"
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        return config["model_type"], config.get("model", "armd")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        if path.stat().st_size > MOST_CONFIG:
+            raise ValueError("too large")
+        config = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(folder, str(error).splitlines()[0]) from None
+    if not isinstance(config, dict):
+        raise _damaged(folder, "it holds no table")
+    return config
+
+
+def _damaged(folder: Path, why: str) -> ArmdError:
+    return ArmdError(f"{folder / 'config.json'} is damaged ({why}); copy or export it again")
+
+
+def check_saved(folder: Path) -> None:
+    """Raise if a file of the folder has another checksum than it was exported with, where it has
+    checksums, and if its sizes cannot be."""
+    check_sizes(folder)
+    if wrong := damaged_files(folder):
         raise ArmdError(
-            f"{folder / 'config.json'} is damaged or names no model_type; copy or export it again"
-        ) from None
+            f"{folder} is damaged: {wrong[0]}; copy or export it again (if you changed it on "
+            f"purpose, remove {SUMS} there)"
+        )
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise, before anything is allocated, if the sizes in config.json are no numbers, or ask for
+    more than the weights on disk hold, or the weights for more memory than there is."""
+    from safetensors import SafetensorError, safe_open
+
+    config, elements, tensors = read_config(folder), 0, 0
+    check_numbers(folder, config)
+    try:
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 - no dict
+                    elements += prod(opened.get_slice(key).get_shape())
+                    tensors += 1
+    except (OSError, SafetensorError) as error:
+        raise ArmdError(f"{folder} is damaged ({error}); copy or export it again") from None
+    width, layers = config.get("d_model", 768), config.get("n_layers", 12)
+    asked = {
+        "vocab_size": width * config.get("vocab_size", 50257),
+        "n_layers": width * layers,
+        "d_ff": width * layers * (config.get("d_ff") or 1),
+        "d_pe": config.get("d_pe") or 1,
+        "n_heads": width * (config.get("d_head") or 1) * config.get("n_heads", 1),
+    }
+    for name, count in asked.items():
+        if count > elements or layers > tensors:
+            raise ArmdError(
+                f"{folder} does not fit its own config.json: {name} asks for more weights than the "
+                f"{elements:,} on disk; copy or export it again"
+            )
+    check_memory(4 * elements, f"the model in {folder}", "use a machine with more")
+
+
+def check_numbers(folder: Path, config: dict[str, Any]) -> None:
+    """Raise unless the fields of config.json that are numbers are numbers, and possible ones."""
+    for name in COUNTS:
+        value = config.get(name, 1)
+        if value is None and name in ("d_ff", "d_pe", "d_head", "n_two_stream", "n_kv_heads"):
+            continue
+        if type(value) is not int or not 0 <= value <= MOST:
+            raise _damaged(folder, f"{name} is no number between 0 and {MOST}")
+    for name in ("dropout", "rope_base", "norm_eps", "init_std", "pe_std"):
+        value = config.get(name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)
+        ):
+            raise _damaged(folder, f"{name} is no finite number")
 
 
 def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTokenizer:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import uvicorn
 from eval_models import tiny_armd, tokenizer
+from patience import PATIENCE
 
 from armd.native import packed as fast
 from armd.serve.app import make_app
 from armd.serve.command import listening, patient
+from armd.serve.connections import LimitedProtocol
 from armd.serve.service import Limits, Service
 
 EOS = 256
@@ -47,12 +49,18 @@ def writer(**changes):
 
 
 @contextmanager
-def running(model=None, *, grace: float = 0.0, **limits) -> Iterator[Running]:
+def running(
+    model=None, *, grace: float = 0.0, api_key: str | None = None, **limits
+) -> Iterator[Running]:
     model = writer() if model is None else model
     service = Service(model, tokenizer(), name="tiny", parameters=7, limits=Limits(**limits))
     opened = listening("127.0.0.1", 0)
     config = uvicorn.Config(
-        make_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=5
+        make_app(service, api_key=api_key),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        http=LimitedProtocol,
     )
     server = patient(service, grace)(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
@@ -63,7 +71,7 @@ def running(model=None, *, grace: float = 0.0, **limits) -> Iterator[Running]:
         yield Running(service, opened.getsockname()[1], server)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         service.engine.stop()
-        assert service.engine.join(30) and not thread.is_alive()
+        assert service.engine.join(PATIENCE) and not thread.is_alive()
         opened.close()

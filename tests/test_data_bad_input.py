@@ -154,14 +154,11 @@ def test_damage_is_noticed(tmp_path: Path):
         open_dataset(tmp_path)
 
 
-def test_another_tokenizer_and_too_small_a_vocabulary_are_refused(tmp_path: Path):
+def test_another_tokenizer_is_refused(tmp_path: Path):
     source = write("o.txt", GOOD)(tmp_path)
     dataset = prepare(Preparation(source, "byte", tmp_path / "o", documents="line", workers=1))
     dataset.check_tokenizer(find_tokenizer("byte", [], rows=False).backend)
     with pytest.raises(ArmdError, match="not the one of"):
         dataset.check_tokenizer(find_tokenizer("bpe:300", [GOOD], rows=False).backend)
-    dataset.check_vocabulary(257)
-    with pytest.raises(ArmdError, match=r"too small.*needs vocab_size 257"):
-        dataset.check_vocabulary(256)
     with pytest.raises(ArmdError, match="no split 'test'"):
         dataset.split("test")

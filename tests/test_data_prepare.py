@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from armd.data.dataset import Dataset, open_dataset
 from armd.data.formats import Reading, read_documents
@@ -97,7 +98,7 @@ def started(run: list[str], staging: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         run, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=heed_interrupts
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not any(p.stat().st_size for p in staging.glob("train-*.bin")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
@@ -121,11 +122,11 @@ def test_a_stopped_run_leaves_no_dataset(tmp_path: Path, number: signal.Signals)
     run = command(source, out, "--workers", "2", "--shard-tokens", "50000", tokenizer="byte")
     process = started(run, out.parent / ".out.preparing")
     process.send_signal(number)
-    assert process.wait(20) != 0
+    assert process.wait(PATIENCE) != 0
     assert not out.exists()
     if number != signal.SIGKILL:
         assert list(out.parent.iterdir()) == []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not (gone := group_is_gone(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     if not gone:
@@ -145,7 +146,7 @@ def test_two_runs_do_not_write_the_same_folder(tmp_path: Path):
     second = subprocess.run(run, capture_output=True, text=True)
     assert process.poll() is None and second.returncode == 2
     assert "another armd prepare is writing" in second.stderr
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE) == 0
     open_dataset(tmp_path / "out", verify=True)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 torch = pytest.importorskip("torch")
 
@@ -108,7 +109,7 @@ def test_torchrun_brings_a_run_back_when_a_worker_is_killed(data: Path, tmp_path
     run_group(tiny(data, calm, **setting), 2)
     recipe = tiny(data, hurt, **setting)
     config = tmp_path / "config.json"
-    from armd.train.recipe import as_json
+    from armd.train.recipe_files import as_json
 
     config.write_text(as_json(recipe))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -120,11 +121,11 @@ def test_torchrun_brings_a_run_back_when_a_worker_is_killed(data: Path, tmp_path
     )
     try:
         killed = _kill_a_worker(torchrun.pid, hurt)
-        assert torchrun.wait(90) == 0
+        assert torchrun.wait(PATIENCE) == 0
     finally:
         if torchrun.poll() is None:
             os.killpg(torchrun.pid, signal.SIGTERM)
-            torchrun.wait(60)
+            torchrun.wait(PATIENCE)
     assert killed < 100
     assert [row[:3] for row in losses(calm)] == [row[:3] for row in losses(hurt)]
     assert weights(calm) == weights(hurt)
@@ -132,7 +133,7 @@ def test_torchrun_brings_a_run_back_when_a_worker_is_killed(data: Path, tmp_path
 
 def _kill_a_worker(parent: int, out: Path) -> int:
     """Kill -9 the last worker once the run has a checkpoint; the step it was at."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if (out / "checkpoints" / "newest.json").exists():
             children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from small import case_of
 
 from armd import cli
@@ -43,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*words: object) -> list[dict]:
     """Run the command; the samples of --out, if asked for."""
-    cli.run(["generate", *map(str, words)])
+    again = ["--overwrite"] if "--out" in words else []
+    cli.run(["generate", *map(str, words), *again])
     if "--out" not in words:
         return []
     file = Path(str(words[words.index("--out") + 1]))
@@ -259,7 +261,7 @@ def test_an_interrupt_keeps_what_was_written(folder: Path, tmp_path: Path) -> No
     while process.poll() is None and (not out.exists() or out.read_text().count("\n") < 3):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "Traceback" not in err
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert [record["index"] for record in records] == list(range(len(records)))
@@ -274,7 +276,7 @@ def test_processes_share_the_prompts(folder: Path, tmp_path: Path) -> None:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     launcher += ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
     process = start(*words, tmp_path / "shared.jsonl", launcher=launcher)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     lines = (tmp_path / "shared.jsonl").read_text("utf-8").splitlines()
     assert same([json.loads(line) for line in lines], alone)

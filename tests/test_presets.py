@@ -9,7 +9,8 @@ import pytest
 from armd.errors import ArmdError
 from armd.train.command import parse
 from armd.train.presets import PRESETS, preset
-from armd.train.recipe import Recipe, as_json, differences, read
+from armd.train.recipe import Recipe
+from armd.train.recipe_files import as_json, differences, read
 
 GIVEN = ["--data", "d", "--out", "o"]
 

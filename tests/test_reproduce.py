@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 
 from armd import order as orders
 from armd.errors import ArmdError
@@ -53,14 +54,14 @@ def test_an_interrupted_study_goes_on_and_measures_nothing_twice(data: Path, tmp
         if "done in" in line:
             break
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=120)
+    first.communicate(timeout=PATIENCE)
     assert first.returncode != 0
-    second = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    second = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert second.returncode == 0, second.stderr
     assert "armd: training" not in second.stdout  # the base run was done
     file = tmp_path / "results" / "reproduce-price.json"
     before = file.stat().st_mtime_ns
-    third = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    third = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert third.returncode == 0 and "training" not in third.stdout
     assert file.stat().st_mtime_ns == before
     page = (tmp_path / "docs" / "results.md").read_text()
@@ -81,7 +82,7 @@ def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path):
 
     assert runs()
     study.send_signal(signal.SIGTERM)
-    study.communicate(timeout=120)
+    study.communicate(timeout=PATIENCE)
     assert study.returncode == 143
     assert not runs()
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 from serving import running
 
 from armd.serve import schema
@@ -23,7 +24,7 @@ def server():
 
 
 def post(server, path: str, body: bytes, headers: dict[str, str] = JSON) -> tuple[int, dict]:
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     try:
         line.request("POST", path, body, headers)
         answer = line.getresponse()
@@ -137,14 +138,14 @@ def test_bad_requests_elsewhere(server, path: str, body: dict, said: str | None)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_beyond_the_limit_is_not_read(server, path: str) -> None:
     """10 MB, said beforehand, and in chunks of unknown number."""
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     line.putrequest("POST", path)
     line.putheader("Content-Type", "application/json")
     line.putheader("Content-Length", str(10**7))
     line.endheaders(b'{"prompt": "' + b"x" * 1000)
     assert line.getresponse().status == 413
     line.close()
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     chunks = (b'{"text": "' + b"x" * 50_000 for _ in range(6))
     with suppress(OSError):  # the server may hang up before all is sent
         line.request("POST", path, chunks, JSON, encode_chunked=True)
@@ -159,7 +160,7 @@ def test_only_json_and_only_the_methods_there_are(server, path: str) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         assert post(server, path, b"{}", {"Content-Type": kind})[0] == 415
     for method, status in (("GET", 405), ("PUT", 405), ("DELETE", 405)):
-        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
         line.request(method, path)
         answer = line.getresponse()
         assert answer.status == status and "error" in json.loads(answer.read())

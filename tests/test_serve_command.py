@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from eval_models import saved, tiny_armd
+from patience import PATIENCE
 
 from armd.errors import ArmdError
 from armd.serve import cache_pool as slots
@@ -35,7 +36,9 @@ def broken_off(process) -> None:
     """Read on while the server is told to stop."""
     ready = process.stdout.readline()
     assert ready.startswith("poet is ready at http://127.0.0.1:"), process.stderr.read()
-    line = http.client.HTTPConnection("127.0.0.1", int(ready.split(":")[2].split()[0]), timeout=60)
+    line = http.client.HTTPConnection(
+        "127.0.0.1", int(ready.split(":")[2].split()[0]), timeout=PATIENCE
+    )
     body = json.dumps({"text": "a ____", "blank_length": 500})
     line.request("POST", "/v1/infill", body, {"Content-Type": "application/json"})
     answer = line.getresponse()
@@ -46,7 +49,7 @@ def broken_off(process) -> None:
     there = sum(token is not None for token in last["tokens"])
     assert there == 501 if "cut" not in last else (last["cut"] == "shutdown" and 0 < there < 501)
     line.close()
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE) == 0
     assert "Traceback" not in process.stderr.read()
 
 

@@ -9,12 +9,13 @@ import pytest
 from eval_models import tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 from serving import writer
 
 from armd.serve import schema
 from armd.serve.app import make_app
 from armd.serve.direct_routes import DirectRoutes
-from armd.serve.security import Guard
+from armd.serve.security import SecurityMiddleware
 from armd.serve.service import Service
 
 BODIES = {"/v1/completions": schema.CompletionRequest, "/v1/infill": schema.InfillRequest}
@@ -36,10 +37,12 @@ def apps():
     service = Service(writer(), tokenizer(), name="tiny")
     whole = make_app(service)
     assert isinstance(whole.app, DirectRoutes)
-    plain = Guard(whole.app.app, host="127.0.0.1", max_body=10**6, count=lambda path, status: None)
+    plain = SecurityMiddleware(
+        whole.app.app, host="127.0.0.1", max_body=10**6, count=lambda path, status: None
+    )
     yield service, whole, plain
     service.engine.stop()
-    assert service.engine.join(30)
+    assert service.engine.join(PATIENCE)
 
 
 def answers(apps, path: str, body: bytes) -> list[tuple[int, object]]:

@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from patience import PATIENCE
 from serving import running
 
 from armd.bench.load import Load, put_load
@@ -55,7 +56,7 @@ def test_a_told_server_finishes_what_it_has_and_takes_nothing_new() -> None:
     import signal
 
     with running(grace=20.0) as server:
-        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
         body = json.dumps({"prompt": "x", "max_tokens": 60, "stream": True, "seed": 1})
         line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = line.getresponse()

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from serving import running
 
 import armd.serve.app
@@ -17,7 +18,7 @@ def server():
 
 
 def call(server, method: str, path: str, body: bytes | None = None, **headers: str):
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     line.request(method, path, body, {"Content-Type": "application/json", **named})
     answer = line.getresponse()
@@ -54,12 +55,12 @@ def test_names_made_to_point_here_are_refused(server) -> None:
 
 
 def test_a_server_for_others_answers_to_any_name() -> None:
-    from armd.serve.security import Guard
+    from armd.serve.security import SecurityMiddleware
 
     async def app(*_):
         return None
 
-    open_guard = Guard(app, host="0.0.0.0", max_body=10, count=lambda *_: None)
+    open_guard = SecurityMiddleware(app, host="0.0.0.0", max_body=10, count=lambda *_: None)
     assert open_guard._refusal("GET", {b"host": "gpu-7.example"}) is None
     assert open_guard._refusal("POST", {b"host": "a", b"origin": "http://b"}) is not None
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 from armd.train.presets import mini
 from armd.train.recipe import Recipe, Report
 from armd.train.run_folder import read_metrics
@@ -65,7 +67,7 @@ def child(recipe: Recipe, slow: float = 0.0, environment: dict[str, str] | None 
     from armd.errors import ArmdError
     from armd.train.loop import train
 
-    faulthandler.dump_traceback_later(50)
+    faulthandler.dump_traceback_later(PATIENCE)
     os.environ.update(environment or {})
     torch.set_num_threads(1)
     write = armd.train.checkpoint.write_tensors
@@ -96,7 +98,7 @@ def start(recipe: Recipe, **options: Any) -> Any:
 def run(recipe: Recipe, **options: Any) -> int:
     """Train in a child to its end; its exit code."""
     process = start(recipe, **options)
-    process.join(60)
+    process.join(PATIENCE)
     code = process.exitcode
     kill(process)
     return code
@@ -113,7 +115,7 @@ def run_group(recipe: Recipe, world: int) -> None:
         for rank in range(world)
     ]
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     codes = [process.exitcode for process in processes]
     for process in processes:
         kill(process)
@@ -123,7 +125,7 @@ def run_group(recipe: Recipe, world: int) -> None:
 def kill(process: Any) -> None:
     if process.is_alive():
         os.kill(process.pid, signal.SIGKILL)
-    process.join(30)
+    process.join(PATIENCE)
 
 
 def losses(out: Path) -> list[tuple[int, str, float, float]]:

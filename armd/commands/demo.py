@@ -76,8 +76,10 @@ def measured(run: Path) -> dict[str, float]:
     from ..generation.api import generate
     from ..generation.checked_pack import pack_checked
     from ..pretrained import load_model
+    from ..runtime.threads import use_few_threads
 
     model, length = pack_checked(load_model(run)), 128
+    use_few_threads(model)
     best = dict.fromkeys(STREAMS, float("inf"))
     for _ in range(REPEATS):
         for streams in STREAMS:

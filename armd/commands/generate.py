@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .generate_inputs import Request, batches, plans_of
-from .generate_options import Writing, check, opened, requested, sampling_of
+from .generate_options import Writing, check, check_out, opened, requested, sampling_of
 
 if TYPE_CHECKING:
     from ..baselines.base import Baseline
@@ -50,6 +50,7 @@ def generate(job: Writing) -> dict[str, Any]:
     requests = requested(job, model, tokenizer)
     # bad orders and stream numbers are found before anything is written
     plans_of(requests[:1], order=job.order, streams=job.streams, seed=job.seed)
+    check_out(job)
     with process_group() as ranks:
         sampling = ranks.from_first(
             matched(job, model, tokenizer, sampling, requests) if ranks.first else None
@@ -175,6 +176,8 @@ def write_all(
     quiet = job.show or (job.out is None and sys.stdout.isatty())
     with Records(job, settings, tokenizer, ranks) as records, bar(len(mine), shown=not quiet) as go:
         for group in batches(mine, 1 if job.show else job.batch):
+            if all(request.index in records.done for request in group):
+                continue
             begin = time.perf_counter()
             with records.watching(group) as watch:
                 texts, made = write_some(group, watch)
@@ -182,7 +185,7 @@ def write_all(
             calls, tokens = calls + made, tokens + sum(text.drawn for text in texts)
             for request, text in zip(group, texts, strict=True):
                 records.add(request, text)
-            go(records.count, f"{tokens / busy:,.1f} tokens/s")
+            go(records.count, f"{tokens / max(busy, 1e-9):,.1f} tokens/s")
         parts = ranks.gather((calls, tokens, busy, records.made))
         made = records.merge([record for part in parts for record in part[3]])
     seconds = max((part[2] for part in parts), default=busy)

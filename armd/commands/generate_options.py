@@ -65,11 +65,15 @@ class Writing:
     """Show each text as it appears, coloured by step; one at a time."""
     out: Path | None = None
     """Write the samples here, as JSON lines, each as soon as it is done."""
+    resume: bool = False
+    """Go on with the file of --out: what is in it is kept, and only the rest is written."""
+    overwrite: bool = False
+    """Replace the file of --out, if there is one."""
     weights: Literal["fp32", "int8", "plain"] = "fp32"
     """fp32: packed for fast decoding, where that is to be had; int8: rounded to 8 bits, less to
     read; plain: as they are."""
     threads: int | None = None
-    """CPU threads."""
+    """CPU threads; by default one for a small model, else one a core."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     json: Path | None = None
@@ -88,14 +92,35 @@ def sampling_of(job: Writing) -> Sampling:
     )
 
 
+MOST = {"count": 10**9, "batch": 2**16, "length": 2**24, "steps": 10**6, "threads": 1024}
+
+
+def check_out(job: Writing) -> None:
+    """What is there already is not lost by mistake."""
+    if job.out is None:
+        if job.resume or job.overwrite:
+            raise ArmdError("--resume and --overwrite are for the file of --out; name it")
+        return
+    if job.resume and job.overwrite:
+        raise ArmdError("give one of --resume and --overwrite, not both")
+    if job.out.is_file() and job.out.stat().st_size and not (job.resume or job.overwrite):
+        raise ArmdError(
+            f"{job.out} is there already; --resume goes on with it, --overwrite replaces it"
+        )
+
+
 def check(job: Writing) -> None:
     """What can be told to be wrong before the model is there."""
     if sum(given is not None for given in (job.prompt, job.prompts, job.template)) > 1:
         raise ArmdError("give one of --prompt, --prompts and --template, not more")
-    for name in ("count", "batch", "length", "steps", "threads"):
+    for name, most in MOST.items():
         value = getattr(job, name)
-        if value is not None and value < 1:
-            raise ArmdError(f"--{name} {value} must be at least 1")
+        if value is not None and not 1 <= value <= most:
+            raise ArmdError(f"--{name} {value} must be between 1 and {most}")
+    if not -(2**63) <= job.seed < 2**63:
+        raise ArmdError(f"--seed {job.seed} must be a number of 64 bits")
+    if job.match_entropy is not None and not 0 < job.match_entropy < 64:
+        raise ArmdError(f"--match-entropy {job.match_entropy:g} must be bits between 0 and 64")
     if job.chat and job.template is not None:
         raise ArmdError("--chat is for prompts, not for a --template; leave it out")
     if job.blank_lengths and job.template is None:
@@ -109,13 +134,11 @@ def check(job: Writing) -> None:
 
 def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     """The model (an ArmdLM, or a Baseline), with the weights asked for, and its tokenizer."""
-    import torch
-
     from ..pretrained import load_model, load_tokenizer
+    from ..runtime.threads import use_few_threads
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
     model = load_model(job.model, device=job.device)
+    use_few_threads(model, job.threads)
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     diffuses = not knows_orders(name_of(model.config))
     check_diffusion(job, name_of(model.config) if diffuses else None)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +33,26 @@ class Records:
         self.part = job.out
         if job.out is not None and ranks.world > 1:
             self.part = job.out.with_name(f"{job.out.name}.rank{ranks.rank}")
-        self.stream = None if self.part is None else _open(self.part)
+        if self.part is not None and job.resume:
+            self.made = resumed(self.part, settings)
+        self.done = {record["index"] for record in self.made}
+        self.stream = None if self.part is None else _open(self.part, append=job.resume)
 
     def __enter__(self) -> Records:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self.stream is not None:
-            self.stream.close()
-        if kind is KeyboardInterrupt and self.part is not None:
-            print(f"armd: kept {self.count} samples in {self.part}", file=sys.stderr)
+            with suppress(OSError):  # a full disk: what is whole stays whole
+                self.stream.flush()
+                os.fsync(self.stream.fileno())
+            with suppress(OSError):
+                self.stream.close()
+        if error is not None and isinstance(error, KeyboardInterrupt | OSError) and self.part:
+            print(
+                f"armd: kept {self.count} samples in {self.part}; --resume goes on with them",
+                file=sys.stderr,
+            )
 
     @property
     def count(self) -> int:
@@ -52,11 +62,13 @@ class Records:
         return self.tokenizer.backend.decode(ids, skip_special_tokens=False)
 
     def add(self, request: Request, text: Written) -> None:
+        if request.index in self.done:
+            return
         record = self._record(request, text)
-        self.made.append(record)
         if self.stream is not None:
             self.stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             self.stream.flush()
+        self.made.append(record)
         if self.ranks.world == 1:
             self._print(record)
 
@@ -120,9 +132,47 @@ class Records:
         return records
 
 
-def _open(file: Path) -> Any:
+def resumed(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The whole records of a file that was begun with the same settings; a last one that was cut
+    off is removed from the file."""
+    records: list[dict[str, Any]] = []
+    whole = 0
+    try:
+        for line in file.read_bytes().splitlines(keepends=True):
+            record = _parsed(line)
+            if record is None:
+                break
+            records.append(record)
+            whole += len(line)
+        rest = file.stat().st_size - whole
+        if rest and b"\n" in file.read_bytes()[whole:-1]:
+            raise ArmdError(f"{file} is damaged in line {len(records) + 1}; use --overwrite")
+        os.truncate(file, whole)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ArmdError(f"cannot read {file}: {error.strerror}; name another file") from None
+    told = json.loads(json.dumps(settings))
+    if any(record["settings"] != told for record in records):
+        raise ArmdError(
+            f"{file} was written with other settings; give the same ones, or use --overwrite"
+        )
+    return records
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A whole record, or None."""
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    good = isinstance(record, dict) and {"index", "ids", "settings"} <= set(record)
+    return record if good and type(record["index"]) is int else None
+
+
+def _open(file: Path, *, append: bool) -> Any:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return file.open("w", encoding="utf-8")
+        return file.open("a" if append else "w", encoding="utf-8")
     except OSError as error:
         raise ArmdError(f"cannot write {file}: {error.strerror}; name another file") from None

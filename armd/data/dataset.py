@@ -1,7 +1,5 @@
 """A prepared dataset: what its manifest says, and windows of tokens mapped from its shards."""
 
-import hashlib
-import json
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import hash_file
+from .manifest import DTYPES, read_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-FORMAT = 1
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,9 @@ class Dataset:
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         from transformers import PreTrainedTokenizerFast
 
+        from .tokenizer_files import check_tokenizer_files
+
+        check_tokenizer_files(self.folder / "tokenizer")
         loaded = PreTrainedTokenizerFast.from_pretrained(str(self.folder / "tokenizer"))
         self.check_tokenizer(loaded)
         return loaded
@@ -62,14 +62,6 @@ class Dataset:
             raise ArmdError(
                 f"this tokenizer is not the one of {self.folder} ({name}); "
                 f"use {self.folder / 'tokenizer'} or prepare the text again"
-            )
-
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise if a model of `vocab_size` has no entry for some of the tokens."""
-        if vocab_size < self.vocab_size:
-            raise ArmdError(
-                f"vocabulary of {vocab_size} is too small for {self.folder}: "
-                f"its tokenizer needs vocab_size {self.vocab_size}"
             )
 
     def split(self, name: str) -> "Split":
@@ -103,10 +95,30 @@ class Split:
     @cached_property
     def maps(self) -> list[np.ndarray]:
         dtype = np.dtype(self.dataset.manifest["dtype"]).newbyteorder("<")
-        folder = self.dataset.folder
-        files = [folder / shard["file"] for shard in self.shards]
+        files = [self.dataset.folder / shard["file"] for shard in self.shards]
         # Plain arrays over the mapping: slicing a memmap object costs several times more.
-        return [np.asarray(np.memmap(file, dtype, mode="r")) for file in files]
+        return [
+            np.asarray(np.memmap(file, dtype, mode="r"))
+            if file.stat().st_size
+            else np.empty(0, dtype)
+            for file in files
+        ]
+
+    def shard(self, index: int) -> np.ndarray:
+        """The tokens of a shard; its checksum and its token ids are checked the first time."""
+        found = self.maps[index]
+        if index not in self.checked:
+            file = self.dataset.folder / self.shards[index]["file"]
+            check_shard(file, self.shards[index], found.itemsize, verify=True)
+            if len(found) and int(found.max()) >= self.dataset.vocab_size:
+                raise ArmdError(f"{file} holds tokens beyond its vocabulary; prepare it again")
+            self.checked.add(index)
+        return found
+
+    @cached_property
+    def checked(self) -> set[int]:
+        """The shards whose checksums were compared."""
+        return set()
 
     def windows(self, length: int) -> int:
         """Full windows of `length`; the rows, if each document is a row."""
@@ -134,7 +146,7 @@ class Split:
         while filled < len(row):
             shard = bisect_right(self.starts, begin) - 1
             inside = begin - self.starts[shard]
-            part = self.maps[shard][inside : inside + len(row) - filled]
+            part = self.shard(shard)[inside : inside + len(row) - filled]
             row[filled : filled + len(part)] = part
             filled += len(part)
             begin = (begin + len(part)) % self.n_tokens
@@ -146,20 +158,11 @@ class Split:
 
 
 def open_dataset(folder: Path | str, *, verify: bool = False) -> Dataset:
-    """The dataset in `folder`; `verify` reads every shard to compare its checksum."""
+    """The dataset in `folder`; `verify` reads every shard to compare its checksum. Without it, a
+    shard's checksum is compared when the shard is first read."""
     folder = Path(folder)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError:
-        raise ArmdError(
-            f"no dataset in {folder}; make one: armd prepare ... --out {folder}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ArmdError(f"cannot read {folder / MANIFEST}: {error}") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise ArmdError(f"{folder} has format {found}, this armd reads {FORMAT}; prepare it again")
-    width = np.dtype(manifest["dtype"]).itemsize
+    manifest = read_manifest(folder)
+    width = DTYPES[manifest["dtype"]]
     for split in manifest["splits"].values():
         for shard in split["shards"]:
             check_shard(folder / shard["file"], shard, width, verify=verify)
@@ -167,12 +170,12 @@ def open_dataset(folder: Path | str, *, verify: bool = False) -> Dataset:
 
 
 def check_shard(path: Path, shard: dict[str, Any], width: int, *, verify: bool) -> None:
+    """Raise unless the shard is a file of this very folder, of the right size and checksum."""
+    if path.is_symlink():
+        raise ArmdError(f"{path} is a symbolic link, which may lead anywhere; put the file there")
     size = path.stat().st_size if path.is_file() else None
     if size != shard["tokens"] * width:
         what = "is missing" if size is None else f"has {size} bytes, not {shard['tokens'] * width}"
         raise ArmdError(f"{path} {what}; remove {path.parent} and prepare it again")
-    if verify:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != shard["sha256"]:
-            raise ArmdError(f"{path} is damaged (checksum); remove {path.parent}, prepare again")
+    if verify and hash_file(path) != shard["sha256"]:
+        raise ArmdError(f"{path} is damaged (checksum); remove {path.parent}, prepare again")

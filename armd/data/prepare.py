@@ -16,9 +16,11 @@ import numpy as np
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import sync_tree, write_text
 from ..runtime.progress import progress, rate
-from .dataset import FORMAT, MANIFEST, Dataset, open_dataset
+from .dataset import Dataset, open_dataset
 from .formats import Reading
+from .manifest import FORMAT, MANIFEST
 from .parallel_encode import Encoding, encode_all
 from .shards import ShardWriter, WindowWriter, complete_folder
 from .sources import WORDS, Source, find_source
@@ -68,6 +70,16 @@ class Preparation:
     """Write counts, seconds and rate to this file."""
 
 
+LIMITS = {
+    "rows": (2, 1 << 20),
+    "wrap": (3, 1 << 20),
+    "bpe_bytes": (1, 1 << 40),
+    "shard_tokens": (1, 1 << 40),
+    "workers": (0, 1024),
+    "seed": (-(1 << 63), (1 << 63) - 1),
+}
+
+
 def prepare(preparation: Preparation) -> Dataset:
     """Make the dataset, or find it made already. Notes go to stderr."""
     check(preparation)
@@ -79,7 +91,7 @@ def prepare(preparation: Preparation) -> Dataset:
         hub_revision=preparation.hub_revision,
     )
     options = lasting_options(preparation, source)
-    if already_prepared(preparation.out, options):
+    if already_prepared(preparation.out, options, source):
         note(f"{preparation.out} is prepared already, with these options; nothing to do")
         dataset = open_dataset(preparation.out)
         report(preparation, dataset, seconds=0.0)
@@ -103,11 +115,14 @@ def check(preparation: Preparation) -> None:
         raise ArmdError(f"--wrap {preparation.wrap} is too short; BOS and EOS leave no room")
     if preparation.wrap is not None and preparation.rows is not None:
         raise ArmdError("--rows pads one document a row and --wrap packs them; give one of the two")
-    for name in ("bpe_bytes", "shard_tokens"):
-        if getattr(preparation, name) < 1:
-            raise ArmdError(f"--{name.replace('_', '-')} must be at least 1")
-    if preparation.workers < 0:
-        raise ArmdError(f"--workers {preparation.workers}: give 0 for all cores, or a number")
+    for name, (low, high) in LIMITS.items():
+        value = getattr(preparation, name)
+        if value is not None and not low <= value <= high:
+            flag = f"--{name.replace('_', '-')}"
+            raise ArmdError(f"{flag} {value} must be between {low} and {high}")
+    for file in (preparation.out, preparation.json):
+        if file is not None and "\0" in str(file):
+            raise ArmdError("a file's name has a zero byte; name another")
     if not preparation.documents:
         raise ArmdError("--documents is empty; give file, line, blank or a separating text")
 
@@ -125,12 +140,16 @@ def lasting_options(preparation: Preparation, source: Source) -> dict[str, Any]:
     return options | {"fingerprint": source.fingerprint()}
 
 
-def already_prepared(out: Path, options: dict[str, Any]) -> bool:
+def already_prepared(out: Path, options: dict[str, Any], source: Source) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / MANIFEST).exists():
         raise ArmdError(f"{out} exists and is no dataset; choose another --out")
-    there = open_dataset(out).manifest["options"]
+    there = open_dataset(out).manifest.get("options")
+    if not isinstance(there, dict):
+        raise ArmdError(f"{out / MANIFEST} does not say how it was made; choose another --out")
+    if not str(there.get("fingerprint")).startswith(("content:", "hf:")):
+        options = options | {"fingerprint": source.names_fingerprint()}
     if there == options:
         return True
     name = next(name for name in options if there.get(name) != options[name])
@@ -172,7 +191,8 @@ def write_dataset(
         "split_rule": f"held out: blake2b(document, key=seed) < {threshold} of {WHOLE}",
         "splits": splits,
     }
-    (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    sync_tree(staging)
+    write_text(staging / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
 def training_texts(source: Source, seed: int, threshold: int, limit: int) -> Iterator[str]:

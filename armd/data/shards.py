@@ -88,7 +88,7 @@ def complete_folder(final: Path) -> Iterator[Path]:
     lock = final.parent / f".{final.name}.preparing.lock"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, f"is writing {final}", "wait for it"):
+        with locked(lock, f"armd prepare is writing {final}", "wait for it"):
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir()
             try:

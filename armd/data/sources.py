@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import hash_file
 from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
 from .hub import hub_rows, require_hub
 
@@ -28,7 +29,11 @@ class Source(Protocol):
     def documents(self) -> Iterator[Document]: ...
 
     def fingerprint(self) -> str:
-        """Changes when the files do, without reading them."""
+        """Changes when the content does."""
+        ...
+
+    def names_fingerprint(self) -> str:
+        """The fingerprint that earlier versions took."""
         ...
 
 
@@ -57,6 +62,11 @@ class Files:
             before += path.stat().st_size
 
     def fingerprint(self) -> str:
+        lines = (f"{p.relative_to(self.root).as_posix()} {hash_file(p)}" for p in self.paths)
+        return f"content:{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()}"
+
+    def names_fingerprint(self) -> str:
+        """Of names and sizes alone, as datasets of earlier versions have it."""
         lines = (f"{p.relative_to(self.root).as_posix()} {p.stat().st_size}" for p in self.paths)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -98,6 +108,9 @@ class HubDataset:
     def fingerprint(self) -> str:
         at = f"@{self.revision}" if self.revision else ""
         return f"hf:{self.name}:{self.config}:{self.split}{at}"
+
+    def names_fingerprint(self) -> str:
+        return self.fingerprint()
 
 
 def find_source(

@@ -14,6 +14,7 @@ from tokenizers.trainers import BpeTrainer
 
 from ..errors import ArmdError
 from .hub import require_hub
+from .tokenizer_files import check_tokenizer_files
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
@@ -84,8 +85,11 @@ def find_tokenizer(name: str, training_texts: Iterable[str], *, rows: bool) -> T
 
 def bpe_size(name: str) -> int:
     size = name.removeprefix("bpe:")
-    if not size.isdecimal() or int(size) < 258:
-        raise ArmdError(f"tokenizer '{name}': give a size of at least 258, such as bpe:4096")
+    if not size.isdecimal() or len(size) > 7 or int(size) < 258:
+        raise ArmdError(
+            f"tokenizer '{name[:40]}': give a size of at least 258 and below 10,000,000, "
+            "such as bpe:4096"
+        )
     return int(size)
 
 
@@ -177,8 +181,10 @@ def from_hub(name: str) -> TextTokenizer:
 def from_transformers(name: str, **options: bool) -> TextTokenizer:
     from transformers import AutoTokenizer
 
+    if os.path.isdir(name):
+        check_tokenizer_files(Path(name))
     try:
-        loaded = AutoTokenizer.from_pretrained(name, **options)
+        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the readers raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         known = ", ".join(KNOWN)

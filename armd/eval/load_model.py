@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
-from ..pretrained import OURS, TOKENIZER_FILES, is_named, model_folder, saved_kind
+from ..model.strict_model import check_weight_files
+from ..pretrained import OURS, TOKENIZER_FILES, check_saved, is_named, model_folder, saved_kind
 from ..runtime.device import find_device
+from ..runtime.threads import use_few_threads
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +95,8 @@ def load(
     here = Path(name).exists() or is_named(name)
     folder = model_folder(name) if here else None  # else a name of the hub
     kind, model_name = saved_kind(folder) if folder else ("hub", "")
-    if kind in OURS:
+    if folder is not None and kind in OURS:
+        check_saved(folder)
         model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
         if precision == "int8":
             if not knows_orders(model_name):
@@ -106,6 +109,7 @@ def load(
     else:
         model = causal_lm(str(folder or name), dtype)
     found = model_tokenizer(str(folder or name), tokenizer)
+    use_few_threads(model)
     loaded = Loaded(
         name,
         "armd" if kind in OURS and knows_orders(model_name) else model.config.model_type,
@@ -122,7 +126,9 @@ def causal_lm(name: str, dtype: torch.dtype) -> Any:
 
     from ..data.hub import require_hub
 
-    options = {"dtype": dtype}
+    options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
+    if Path(name).is_dir():
+        check_weight_files(Path(name))
     if not Path(name).exists():
         try:
             return AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_text
 
 if TYPE_CHECKING:
     from .judge import Judge
@@ -74,9 +75,11 @@ def read_jsonl(file: Path, count: int) -> Samples:
 def save_samples(file: Path, samples: Samples) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = samples.ids or [None] * len(samples.texts)
-    with file.open("w", encoding="utf-8") as out:
-        for text, ids in zip(samples.texts, rows, strict=True):
-            out.write(json.dumps({"text": text, "ids": ids}, ensure_ascii=False) + "\n")
+    lines = (
+        json.dumps({"text": text, "ids": ids}, ensure_ascii=False) + "\n"
+        for text, ids in zip(samples.texts, rows, strict=True)
+    )
+    write_text(file, "".join(lines))  # all of them or none: what was there stays until then
 
 
 def heldout_samples(folder: Path, *, count: int, length: int, seed: int) -> Samples:

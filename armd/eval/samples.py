@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import tyro
 
-from ..data.dataset import MANIFEST
+from ..data.manifest import MANIFEST
 from ..errors import ArmdError
 from .judge import DEFAULT, Judge, averages, load_judge
 from .results import stamp, write_results
@@ -33,6 +33,7 @@ def eval_samples(
     precision: Literal["float32", "bfloat16"] = "float32",
     reference: Path | None = None,
     save: Path | None = None,
+    overwrite: bool = False,
     json: Path | None = None,
 ) -> dict[str, Any]:
     """Generative perplexity, entropy, repetition of samples.
@@ -53,10 +54,13 @@ def eval_samples(
         precision: Of the judge's and the model's arithmetic.
         reference: Real text for MAUVE, in the forms of source.
         save: Keep the samples here, as .jsonl.
+        overwrite: Replace the file of --save, if there is one.
         json: The figures go here.
     """
     if count < 1 or batch < 1 or (length is not None and length < 2):
         raise ArmdError("count and batch must be at least 1, length at least 2")
+    if save is not None and save.exists() and not overwrite:
+        raise ArmdError(f"{save} is there already; name another file, or use --overwrite")
     judging = load_judge(judge, device=device, precision=precision)
     cut = judging.max_length
     if Path(source).is_file():

@@ -1,6 +1,8 @@
 """Loading a saved model: from safetensors alone, and every weight must fit."""
 
+import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -29,6 +31,8 @@ class StrictModel(PreTrainedModel):
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but a folder that does not fit is an error."""
         wants_info = kwargs.pop("output_loading_info", False)
+        if Path(source).is_dir():
+            check_weight_files(Path(source))
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         try:
             model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
@@ -82,6 +86,31 @@ def other_weights(source: Any, names: Collection[Any]) -> ArmdError:
         f"{source} holds other weights than its config.json asks for, such as {next(iter(names))}; "
         "was it made by another model, or saved only in part?"
     )
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise if the index of the weights names anything but safetensors files of this very folder:
+    transformers would unpickle a .bin that is named there. Links may not leave the folder."""
+    index, root = folder / "model.safetensors.index.json", folder.resolve()
+    names = [path.name for path in folder.glob("*.safetensors")]
+    if index.exists():
+        try:
+            names += json.loads(index.read_text("utf-8"))["weight_map"].values()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ArmdError(f"{index} is damaged; copy or export {folder} again") from None
+    for name in set(map(str, names)):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ArmdError(
+                f"{index} names '{name[:80]}', which is no safetensors file of this folder; "
+                "pickled weights are never opened"
+            )
+        path = folder / name
+        # the hub's cache holds its files as links into a folder beside the snapshot
+        inside = (
+            (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
+        )
+        if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in inside):
+            raise ArmdError(f"{path} is a link that leaves {folder}; put the file itself there")
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,8 @@ from typing import IO
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 from ..train.export import EXPORT, exported_step
-from ..train.recipe import Recipe, as_json, differences
+from ..train.recipe import Recipe
+from ..train.recipe_files import as_json, differences
 from ..train.run_folder import read_recipe
 from .runs import Study, Trained
 

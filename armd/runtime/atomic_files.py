@@ -1,9 +1,15 @@
 """Files that are whole or not there: written aside, flushed to the disk, then renamed into place.
 Nothing here needs torch."""
 
+import ctypes
 import hashlib
+import json
 import os
+import shutil
 from pathlib import Path
+
+SUMS = "sha256.json"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 def sync_folder(folder: Path) -> None:
@@ -24,6 +30,73 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     aside.rename(path)
     sync_folder(path.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file of a folder to the disk."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
+
+
+def put_folder(aside: Path, final: Path) -> None:
+    """Put a finished folder in place of another. The two are exchanged at once where the system
+    can, so that `final` is never absent; elsewhere it is for a moment, and whoever starts next
+    finds it missing and makes it again."""
+    sync_tree(aside)
+    if final.is_dir() and not final.is_symlink():
+        if not exchange(aside, final):
+            old = final.with_name(f".{final.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
+            aside.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
+    else:
+        aside.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def exchange(one: Path, two: Path) -> bool:
+    """Exchange two names in one step (renameat2, Linux); False where that is not to be had."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    names = (os.fsencode(one.absolute()), os.fsencode(two.absolute()))
+    return rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
+
+
+def write_sums(folder: Path) -> None:
+    """Write the checksums of a folder's files into it."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != SUMS)
+    sums = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
+    write_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
+
+
+def damaged_files(folder: Path) -> list[str] | None:
+    """What is wrong with the files that a folder has checksums of, a few words each; None where it
+    has no checksums."""
+    try:
+        sums = json.loads((folder / SUMS).read_text("utf-8"))
+        items = list(sums.items())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return [f"{SUMS} cannot be read"]
+    wrong = []
+    for name, digest in items:
+        try:
+            inside = (folder / name).resolve().is_relative_to(folder.resolve())
+            if not inside or hash_file(folder / name) != digest:
+                wrong.append(f"{name} has another checksum")
+        except OSError:
+            wrong.append(f"{name} is missing")
+    return wrong
 
 
 def hash_file(path: Path) -> str:

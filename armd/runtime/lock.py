@@ -16,7 +16,7 @@ from ..model.errors import ArmdError
 @contextlib.contextmanager
 def locked(path: Path, what: str, fix: str) -> Iterator[None]:
     """Hold the lock file at `path`. Raises, naming the holder, if another process has it; `what`
-    says what that process does, `fix` what to do about it."""
+    says which command does what ("armd prepare is writing X"), `fix` what to do about it."""
     handle = _take(path, what, fix)
     try:
         yield
@@ -37,7 +37,7 @@ def _take(path: Path, what: str, fix: str) -> int:
             os.close(handle)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            raise ArmdError(f"another process{holder} {what}; {fix}") from None
+            raise ArmdError(f"another {what}{holder}; {fix}") from None
         # whoever held it before may have removed the file between our open and our lock
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(handle).st_ino == path.stat().st_ino:

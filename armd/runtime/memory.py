@@ -1,4 +1,5 @@
-"""How the process holds memory: on Linux, large tensors are kept for the next, not given back.
+"""How the process holds memory: on Linux, large tensors are kept for the next, not given back; and
+how much there is, asked before anything large is allocated.
 
 The C library returns every large block to the system when a tensor dies and fetches it anew, page
 by page, for the next one of the same size; a step on a CPU spends much of its time there.
@@ -7,6 +8,9 @@ by page, for the next one of the same size; a step on a CPU spends much of its t
 import contextlib
 import ctypes
 import sys
+from pathlib import Path
+
+from ..model.errors import ArmdError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
@@ -27,3 +31,29 @@ def give_back_memory() -> None:
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may still take, as the system and its cgroup say; None elsewhere."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        facts = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+        found.append(facts.get("MemAvailable", facts["MemTotal"]) + facts.get("SwapFree", 0))
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())  # "max", no number, without a limit
+        found.append(limit - int((group / "memory.current").read_text()))
+    return min(found, default=None)
+
+
+def check_memory(needed: float, what: str, fix: str) -> None:
+    """Raise if so many bytes are more than there are."""
+    there = available_memory()
+    if there is not None and needed > there:
+        raise ArmdError(f"{what} needs {size(needed)} of memory, {size(there)} are free; {fix}")
+
+
+def size(count: float) -> str:
+    """As 12.3 GB or 45 MB."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(0, count) / 1e6:,.0f} MB"

@@ -16,7 +16,7 @@ from . import score as scoring
 from .direct_routes import DirectRoutes
 from .errors import Refusal, install, responses
 from .schema import CompletionRequest, Health, InfillRequest, Info, Json, ModelList
-from .security import Guard
+from .security import SecurityMiddleware
 from .service import Service
 
 KINDS = {
@@ -34,7 +34,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return {file.name: (file.read_bytes(), KINDS[file.suffix]) for file in files}
 
 
-def make_app(service: Service, *, host: str = "127.0.0.1") -> Any:
+def make_app(service: Service, *, host: str = "127.0.0.1", api_key: str | None = None) -> Any:
     """The whole server as an ASGI application."""
     files = page_files()
 
@@ -76,7 +76,9 @@ def make_app(service: Service, *, host: str = "127.0.0.1") -> Any:
             "/v1/infill": (InfillRequest, partial(infilling.answer, service)),
         },
     )
-    return Guard(direct, host=host, max_body=service.limits.max_body, count=count)
+    return SecurityMiddleware(
+        direct, host=host, max_body=service.limits.max_body, count=count, api_key=api_key
+    )
 
 
 def _add_reports(app: FastAPI, service: Service) -> None:

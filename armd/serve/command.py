@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -43,20 +44,35 @@ class Serving:
     """What clients call the model; by default its folder's name."""
     threads: int | None = None
     """CPU threads of a pass; by default one for a small model, else one a core."""
+    api_key: str | None = None
+    """Answer only to clients that send this key (Authorization: Bearer KEY); a browser asks for it
+    as a password. Also from the environment variable ARMD_API_KEY."""
+    connections: int | None = None
+    """Connections at a time; by default as many as files may be open, at most 1000."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
 
 
+LIMITS: dict[str, tuple[float, float]] = {
+    "slots": (1, 4096),
+    "max_body": (1, 1 << 30),
+    "threads": (1, 1024),
+    "queue": (0, 10**6),
+    "grace": (0, 10**6),
+    "timeout": (0, 10**6),
+    "port": (0, 65535),
+    "connections": (8, 10**6),
+}
+
+
 def check(job: Serving) -> None:
-    for name in ("slots", "max_body", "threads"):
+    for name, (low, high) in LIMITS.items():
         value = getattr(job, name)
-        if value is not None and value < 1:
-            raise ArmdError(f"--{name.replace('_', '-')} {value} must be at least 1")
-    for name in ("queue", "grace", "timeout"):
-        if not 0 <= getattr(job, name) < float("inf"):
-            raise ArmdError(f"--{name} {getattr(job, name)} must be a number of 0 or more")
-    if not 0 <= job.port < 65536:
-        raise ArmdError(f"--port {job.port} must be between 0 and 65535")
+        if value is not None and not low <= value <= high:
+            flag = f"--{name.replace('_', '-')}"
+            raise ArmdError(f"{flag} {value} must be between {low:,} and {high:,}")
+    if job.api_key is not None and not job.api_key.isascii():
+        raise ArmdError("--api-key must be of ASCII letters, so that a header can carry it")
 
 
 def serve(job: Serving) -> None:
@@ -70,14 +86,19 @@ def serve(job: Serving) -> None:
     with listening(job.host, job.port) as opened:
         service = load(job)
         from .app import make_app
+        from .connections import LimitedProtocol
 
-        app = make_app(service, host=job.host)
+        key = job.api_key or os.environ.get("ARMD_API_KEY") or None
+        app = make_app(service, host=job.host, api_key=key)
+        if job.connections is not None:
+            LimitedProtocol.limit = job.connections
         config = uvicorn.Config(
             app,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=int(job.grace) + 5,
             server_header=False,
+            http=LimitedProtocol,
         )
         port = opened.getsockname()[1]
         server = patient(service, job.grace, lambda: say(job, service, port))(config)
@@ -197,10 +218,10 @@ def say(job: Serving, service: Service, port: int) -> None:
     """Ready, and where."""
     from .security import LOOPBACK
 
-    if job.host not in LOOPBACK:
+    if job.host not in LOOPBACK and not (job.api_key or os.environ.get("ARMD_API_KEY")):
         print(
-            f"armd: warning: {job.host} can be reached from other machines, and nobody is asked "
-            "for a password",
+            f"armd: warning: listening on {job.host} without --api-key: other machines can connect "
+            "and use it",
             file=sys.stderr,
         )
     host = f"[{job.host}]" if ":" in job.host else job.host

@@ -28,6 +28,7 @@ class ErrorAnswer(BaseModel):
 
 STATUSES = {
     400: "The request is wrong; the message says how.",
+    401: "The key is missing or wrong.",
     403: "The request comes from another site's page, or for another host.",
     404: "There is no such thing here.",
     405: "Not with this method.",

@@ -1,14 +1,28 @@
-"""The guard: what never reaches the routes, and what no answer goes without."""
+"""What never reaches the routes (other sites' pages, wrong keys, bodies out of bounds), and the
+headers that every answer carries."""
 
 import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect
 
 from .errors import answer
 
+log = logging.getLogger("uvicorn.error")
+LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+OPEN_PATHS = ("/health",)
+"""What is answered without a key."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 READ_SECONDS = 20.0
+SINGLE = (b"host", b"origin", b"content-type", b"content-length", b"authorization")
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -24,23 +38,30 @@ HEADERS = {
 Asgi = Callable[[Any, Any, Any], Any]
 
 
-class Guard:
-    """Around the whole application. Refuses pages of other sites (Origin), names that were made to
-    point here (Host, when only this machine is served), bodies that are too large, too slow or no
-    JSON; puts the security headers on every answer and counts it."""
+class SecurityMiddleware:
+    """Around the whole application. Refuses wrong keys, pages of other sites (Origin), names that
+    were made to point here (Host, when only this machine is served), bodies that are too large, too
+    slow or no JSON; puts the security headers on every answer and counts it."""
 
     def __init__(
-        self, app: Asgi, *, host: str, max_body: int, count: Callable[[str, int], None]
+        self,
+        app: Asgi,
+        *,
+        host: str,
+        max_body: int,
+        count: Callable[[str, int], None],
+        api_key: str | None = None,
     ) -> None:
         self.app, self.max_body, self.count = app, max_body, count
         self.local = host in LOOPBACK
+        self.key = None if api_key is None else _digest(api_key.encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
-        async def sealed(message: Any) -> None:
+        async def send_sealed(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.count(scope["path"], message["status"])
                 there = {name.lower() for name, _ in message["headers"]}
@@ -52,19 +73,43 @@ class Guard:
             await send(message)
 
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refusal(scope["method"], headers)
+        names = [name for name, _ in scope["headers"]]
+        if any(names.count(name) > 1 for name in SINGLE):
+            refusal: Asgi | None = answer(400, "a header that may come once came twice")
+        else:
+            refusal = self._refusal(scope["method"], headers) or self._no_key(scope, headers)
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
             refusal, receive = await self._read(receive)
-        await (refusal or self.app)(scope, receive, sealed)
+        try:
+            await (refusal or self.app)(scope, receive, send_sealed)
+        except (ConnectionResetError, BrokenPipeError, ClientDisconnect):
+            log.warning("client of %s %s left", scope["method"], scope["path"][:80])
+
+    def _no_key(self, scope: Any, headers: dict[bytes, str]) -> Asgi | None:
+        """A refusal, unless the key came: as a bearer token, or as the password that a browser
+        asks for. Compared in constant time."""
+        if self.key is None or scope["path"] in OPEN_PATHS:
+            return None
+        kind, _, given = headers.get(b"authorization", "").partition(" ")
+        words = given.strip().encode("latin-1")
+        if kind.lower() == "basic":
+            try:
+                words = base64.b64decode(words, validate=True).partition(b":")[2]
+            except (binascii.Error, ValueError):
+                words = b""
+        if hmac.compare_digest(_digest(words), self.key):
+            return None
+        ask = {"WWW-Authenticate": 'Basic realm="armd"'}
+        return answer(401, "this server asks for its key: Authorization: Bearer KEY", headers=ask)
 
     def _refusal(self, method: str, headers: dict[bytes, str]) -> Asgi | None:
         host = headers.get(b"host", "")
-        if self.local and name_of(host) not in LOOPBACK:
+        if self.local and not LOCAL_HOST.fullmatch(host):
             return answer(403, f"this server answers to localhost, not to '{host[:80]}'")
         if method in ("GET", "HEAD"):
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "same-origin")
-        if origin is not None and netloc(origin) != host.lower():
+        if origin is not None and not same_site(origin, host):
             return answer(403, "pages of other sites may not write here")
         if site not in ("same-origin", "none"):
             return answer(403, "pages of other sites may not write here")
@@ -110,17 +155,11 @@ async def _silence(*_: Any) -> None:
     """Nobody is there to be answered."""
 
 
-def name_of(host: str) -> str:
-    """The name in a Host header, without its port."""
-    host = host.lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+def same_site(origin: str, host: str) -> bool:
+    """An Origin is of this very server, and of nothing else: no path, no user, no other port."""
+    return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
-def netloc(origin: str) -> str | None:
-    """The host and port of an Origin, as a Host header would have them; None for 'null'."""
-    try:
-        return urlsplit(origin).netloc.lower() or None
-    except ValueError:
-        return None
+def _digest(words: bytes) -> bytes:
+    """Of one length whatever was sent, so that comparing says nothing about the key's."""
+    return hashlib.sha256(words).digest()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.dataset import FORMAT, MANIFEST, open_dataset
+from ..data.dataset import open_dataset
+from ..data.manifest import FORMAT, MANIFEST
 from ..data.prepare import Preparation, describe, prepare
 from ..data.shards import ShardWriter, complete_folder
 from ..data.sources import WORDS

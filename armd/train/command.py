@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ..errors import ArmdError
 from .presets import PRESETS, preset, with_model
-from .recipe import Recipe, read
+from .recipe import Recipe
+from .recipe_files import read
 
 
 def train_command(words: Sequence[str]) -> None:

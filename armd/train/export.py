@@ -11,7 +11,7 @@ from ..baselines import MODELS, name_of
 from ..errors import ArmdError
 from ..model.configuration_armd import ArmdConfig
 from ..model.modeling_armd import ArmdLM
-from ..runtime.atomic_files import sync_folder
+from ..runtime.atomic_files import damaged_files, put_folder, write_sums
 from ..runtime.tensor_files import write_tensors
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
 
@@ -26,8 +26,8 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
     for name, shape in checkpoint.shapes(prefix).items():
         weights[name.removeprefix(prefix)] = torch.empty(shape)
         checkpoint.read_rows(name, weights[name.removeprefix(prefix)], 0)
-    aside, old = out.with_name(f".{out.name}.tmp"), out.with_name(f".{out.name}.old")
-    for left in (aside, old):
+    aside = out.with_name(f".{out.name}.tmp")
+    for left in (aside, out.with_name(f".{out.name}.old")):
         shutil.rmtree(left, ignore_errors=True)
     if tokenizer.is_dir():
         shutil.copytree(tokenizer, aside)
@@ -38,11 +38,8 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
     config.architectures = [MODELS[name_of(config)][1]]
     add_code(config, aside)
     config.save_pretrained(str(aside))
-    if out.exists():
-        out.rename(old)
-    aside.rename(out)
-    sync_folder(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    write_sums(aside)
+    put_folder(aside, out)
 
 
 def add_code(config: ArmdConfig, folder: Path) -> None:
@@ -55,6 +52,8 @@ def add_code(config: ArmdConfig, folder: Path) -> None:
 
 def exported_step(out: Path) -> int | None:
     """Of which step's weights an export is; None where there is no whole one."""
+    if damaged_files(out) != []:
+        return None
     try:
         with safe_open(out / "model.safetensors", "pt") as file:
             return int((file.metadata() or {})["step"])

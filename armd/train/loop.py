@@ -19,7 +19,7 @@ import torch
 from ..data.dataset import Dataset, open_dataset
 from ..errors import ArmdError
 from ..runtime.device import find_device
-from ..runtime.memory import keep_freed_memory
+from ..runtime.memory import check_memory, keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoint, Checkpoints
 from .curriculum import Stage
@@ -64,6 +64,7 @@ def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
     SIGHUP with 0, all after a checkpoint. `run` is the kind of run, where it is not a plain one."""
     recipe.check()
     dataset = open_dataset(recipe.data)
+    check_fits(recipe, dataset)
     keep_freed_memory()
     with process_group(find_device(recipe.machine.device)) as group, Stop() as stop:
         devices = [group.device] if group.device.type == "cuda" else []
@@ -76,6 +77,17 @@ def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
     if number:
         raise SystemExit(0)
     return Path(recipe.out)
+
+
+def check_fits(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise, before anything is allocated, if the run cannot fit into memory."""
+    net = recipe.network
+    weights = dataset.vocab_size * net.d_model + 12 * net.n_layers * net.d_model**2
+    tensors = 5 if recipe.optimizer.ema else 4  # weights, gradients, two moments, average
+    rows = min(recipe.machine.micro_batch, recipe.optimizer.batch_size) * net.length
+    needed = 4 * (tensors * weights + 2 * rows * net.d_model * net.n_layers)
+    if recipe.machine.device in ("auto", "cpu") and not torch.cuda.is_available():
+        check_memory(needed, "this run", "lower --micro-batch, --length or the network's sizes")
 
 
 @contextlib.contextmanager

@@ -4,17 +4,14 @@ command line changes their fields, and each run keeps its own as config.json."""
 from __future__ import annotations
 
 import dataclasses
-import json
-import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from ..baselines import check_name, config_of
 from ..errors import ArmdError
+from .recipe_limits import check_limits
 
 if TYPE_CHECKING:
     from ..model.configuration_armd import ArmdConfig
@@ -25,19 +22,22 @@ class Network:
     """The model's size; its vocabulary comes with the data."""
 
     d_model: int = 768
-    """Width of a row."""
+    """Width of the hidden states."""
     n_layers: int = 12
+    """Number of layers."""
     n_two_stream: int = 6
     """How many of the first layers carry both streams."""
     n_heads: int = 12
+    """Attention heads of a layer."""
     length: int = 1024
-    """Tokens in a window of text."""
+    """Tokens in a training sequence."""
     query: Literal["prefix", "mean", "shift", "neighbor"] = "prefix"
     """Where the query stream starts: "prefix" is the paper's, "neighbor" the token before,
     "shift" that too, in an ordinary autoregressive model."""
     dropout: float = 0.02
+    """Dropout on embeddings and residual branches."""
     pe_std: float = 0.0
-    """Spread of the position MLP's first weights; 0 for unit gain, 1/sqrt(fan_in)."""
+    """Standard deviation of the position MLP's initial weights; 0 for 1/sqrt(fan_in)."""
 
     def config(self, vocab_size: int, model: str = "armd") -> ArmdConfig:
         fields = dataclasses.asdict(self)
@@ -52,23 +52,23 @@ class Curriculum:
     steps: int = 400_000
     """Steps of the progressive phase."""
     i_ar: int = 9_000
-    """Until this step, left to right only."""
+    """Train left to right only until this step."""
     i_perm: int = 48_000
-    """From this step on, rho places are shuffled; between the two, linearly more from 1."""
+    """From this step on rho positions are shuffled; from i_ar to here their number rises from 1."""
     rho: int = 32
-    """The most places that are shuffled."""
+    """Positions that are shuffled in the end."""
     sbp_steps: int = 0
     """Steps of the strided phase that follows: blocks of S tokens, S drawn for each step."""
     streams: tuple[int, ...] = (1, 2, 4)
     """The S to draw from."""
     p_random: float = 0.0
-    """Share of steps learnt in fully random orders instead."""
+    """Fraction of steps trained on random orders instead."""
     p_masking: float = 0.0
-    """Share of steps learnt in orders of a masking process instead."""
+    """Fraction of steps trained on orders of a masking process instead."""
     masking_steps: int = 32
     """Steps of that masking process."""
     p_infill: float = 0.0
-    """Share of steps in which blanks are filled in, given the text on both sides."""
+    """Fraction of steps trained on infilling: blanks, given the text on both sides."""
 
     @property
     def total(self) -> int:
@@ -80,23 +80,28 @@ class Optimizer:
     """AdamW and its learning rate."""
 
     batch_size: int = 512
-    """Windows in a step, over all processes."""
+    """Sequences in a step, over all processes."""
     learning_rate: float = 3e-4
+    """Learning rate after warmup."""
     beta1: float = 0.9
+    """AdamW: decay of the mean of the gradient."""
     beta2: float = 0.999
+    """AdamW: decay of the mean of its square."""
     eps: float = 1e-8
+    """AdamW: added to the denominator."""
     weight_decay: float = 0.03
-    """On matrices only."""
+    """Weight decay of matrices; norms and vectors have none."""
     warmup: int = 2_000
-    """Steps in which the rate climbs linearly."""
+    """Steps in which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after warmup: constant, or a cosine down to final_rate."""
     final_rate: float = 0.1
-    """Where the cosine ends, as a share of learning_rate."""
+    """Learning rate at the end of the cosine, as a fraction of learning_rate."""
     clip: float = 1.0
-    """The longest gradient; 0 for any."""
+    """Clip the gradient to this norm; 0 disables clipping."""
     ema: float = 0.0
-    """Decay of the averaged weights, such as 0.9999; they are then the ones validated and exported.
-    0: no averaging."""
+    """Decay of the moving average of the weights (EMA), such as 0.9999; validation and export then
+    use the average. 0: no averaging."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +109,19 @@ class Report:
     """What a run writes down, and how often, in steps; 0 for never."""
 
     log_every: int = 50
+    """Steps between two rows of metrics.jsonl."""
     validate_every: int = 5_000
+    """Steps between two validations on held-out text."""
     validate_rows: int = 512
-    """Held-out windows, always the same ones."""
+    """Held-out sequences to validate on, always the same ones."""
     sample_every: int = 0
+    """Steps between two sample texts in RUN/samples."""
     checkpoint_every: int = 5_000
+    """Steps between two checkpoints."""
     keep: int = 2
-    """How many of the last checkpoints stay; the best one stays, too."""
+    """How many of the last checkpoints to keep; the best one is kept, too."""
     tensorboard: bool = False
+    """Write TensorBoard files to RUN/tensorboard."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +132,17 @@ class Machine:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 ..."""
     micro_batch: int = 64
-    """The most windows that one device works on at a time; more are added up."""
+    """Sequences a device processes at a time; gradients of more are accumulated."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
-    """With many processes: a whole model on each, or a share."""
+    """With many processes: replicate the model (ddp) or shard it (fsdp2)."""
     bf16: bool = True
     """bfloat16 autocast on CUDA."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass rather than keep them."""
+    """Recompute activations in the backward pass instead of storing them: less memory."""
     compile: bool = False
     """torch.compile each layer."""
     fused: bool = True
-    """AdamW as one kernel for many weights."""
+    """Use the fused AdamW kernel."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,7 @@ class Recipe:
     """armd, or a rival: ar, mdlm, sedd-absorb, sedd-uniform, radd, d3pm, bd3lm-4, bd3lm-16,
     sigma-gpt, xlnet."""
     seed: int = 0
+    """Seed of weights, batches, orders and dropout."""
     data: str = ""
     """The folder that `armd prepare` made."""
     out: str = ""
@@ -183,15 +194,10 @@ class Recipe:
     def check(self) -> None:
         """Raise for what can be seen to fail before any work is done."""
         check_name(self.model)
-        c, o = self.curriculum, self.optimizer
+        check_limits(self)
+        c = self.curriculum
         if c.total < 1 and not self.adapt.base_model:
             raise ArmdError("a run needs at least one step; raise --steps or --sbp-steps")
-        for name, value in (
-            ("batch-size", o.batch_size),
-            ("micro-batch", self.machine.micro_batch),
-        ):
-            if value < 1:
-                raise ArmdError(f"--{name} {value} must be at least 1")
         if not 0 <= c.rho <= self.network.length:
             raise ArmdError(f"--rho {c.rho} must be between 0 and the length {self.network.length}")
         if c.i_perm < c.i_ar:
@@ -199,13 +205,9 @@ class Recipe:
         if not c.streams or min(c.streams) < 1 or max(c.streams) > self.network.length:
             raise ArmdError(f"--streams {c.streams} must lie between 1 and the length")
         shares = (c.p_random, c.p_masking, c.p_infill)
-        if min(shares) < 0 or sum(shares) > 1:
+        if sum(shares) > 1:
             raise ArmdError("--p-random, --p-masking and --p-infill must be shares that fit into 1")
         self._check_orders()
-        if self.report.keep < 1:
-            raise ArmdError(f"--keep {self.report.keep} must be at least 1")
-        if not 0 <= o.ema < 1:
-            raise ArmdError(f"--ema {o.ema} must be at least 0 and below 1")
 
     def _check_orders(self) -> None:
         """Raise for orders that the model cannot learn."""
@@ -236,61 +238,3 @@ class Recipe:
                 f"model {self.model} learns no orders: leave out --rho, --sbp-steps, --p-random, "
                 "--p-masking and --p-infill"
             )
-
-
-def as_json(recipe: Recipe) -> str:
-    return json.dumps(dataclasses.asdict(recipe), indent=2) + "\n"
-
-
-def from_dict(values: dict[str, Any], base: Recipe, source: str) -> Recipe:
-    """`base` with the fields that `values` names; raises for a field there is none of."""
-    return _changed(base, values, source)
-
-
-def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
-    known = {f.name for f in dataclasses.fields(base)}
-    changes: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in known:
-            raise ArmdError(
-                f"{source} sets '{name}', which is no field; armd train --help lists them"
-            )
-        now = getattr(base, name)
-        if dataclasses.is_dataclass(now):
-            if not isinstance(value, dict):
-                raise ArmdError(f"{source}: '{name}' must be a table of fields")
-            value = _changed(now, value, source)
-        elif isinstance(now, tuple):
-            value = tuple(value)
-        elif type(value) is not type(now) and not (isinstance(now, float) and type(value) is int):
-            raise ArmdError(f"{source}: '{name}' must be a {type(now).__name__}, not {value!r}")
-        changes[name] = value
-    return dataclasses.replace(base, **changes)
-
-
-def read(path: str | Path, base: Recipe) -> Recipe:
-    """`base` changed by a JSON or TOML file."""
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise ArmdError(f"cannot read the config {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ArmdError(f"{path} is neither JSON nor TOML: {error}") from None
-    if not isinstance(values, dict):
-        raise ArmdError(f"{path} must hold a table of fields")
-    return from_dict(values, base, str(path))
-
-
-def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
-    """Fields in which two recipes would learn or report differently, with both values. Where the
-    data lie and which machine does the work are no such fields."""
-    for part in ("network", "curriculum", "optimizer", "report", "adapt"):
-        one, two = getattr(a, part), getattr(b, part)
-        for f in dataclasses.fields(one):
-            if getattr(one, f.name) != getattr(two, f.name):
-                yield f.name, getattr(one, f.name), getattr(two, f.name)
-    for name in ("model", "seed", "start"):
-        if getattr(a, name) != getattr(b, name):
-            yield name, getattr(a, name), getattr(b, name)

@@ -14,7 +14,8 @@ from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 from ..runtime.lock import locked
 from .presets import PRESETS, preset
-from .recipe import Recipe, as_json, differences, from_dict
+from .recipe import Recipe
+from .recipe_files import as_json, differences, from_dict
 
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
 
@@ -31,7 +32,11 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
                 _check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(
-                locked(folder / LOCK, f"trains in {folder}", "wait for it, or choose another --out")
+                locked(
+                    folder / LOCK,
+                    f"process trains in {folder}",
+                    "wait for it, or choose another --out",
+                )
             )
             _check_or_start(folder, recipe, dataset)
         except OSError as error:

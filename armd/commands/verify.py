@@ -1,0 +1,108 @@
+"""`armd verify FOLDER`: is each byte of a run, an exported model or a dataset as it was written?"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ..errors import ArmdError
+
+Found = tuple[str, str | None]
+"""A part, and what is wrong with it, or None."""
+
+
+def verify(folder: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Compare every file with its checksum: of a run (its checkpoints, metrics and export), of an
+    exported model, or of a dataset.
+
+    Args:
+        folder: The folder of a run, an export or a dataset.
+    """
+    parts = list(check_folder(folder))
+    for name, wrong in parts:
+        print(f"{'damaged' if wrong else 'whole  '}  {name}{f': {wrong}' if wrong else ''}")
+    if damaged := [name for name, wrong in parts if wrong]:
+        raise ArmdError(
+            f"{len(damaged)} of {len(parts)} parts of {folder} are damaged, the first is "
+            f"{damaged[0]}; put a copy back, or make it again"
+        )
+
+
+def check_folder(folder: Path) -> Iterator[Found]:
+    """Each part of what lies in a folder."""
+    from ..data.manifest import MANIFEST
+
+    if not folder.is_dir():
+        raise ArmdError(f"no folder {folder}; name a run, an export or a dataset")
+    if (folder / MANIFEST).exists():
+        yield from check_dataset(folder)
+    elif (folder / "checkpoints").is_dir():
+        yield from check_run(folder)
+    elif (folder / "config.json").exists():
+        yield from check_model(folder)
+    else:
+        raise ArmdError(f"{folder} is no run, no exported model and no dataset; name one")
+
+
+def check_dataset(folder: Path) -> Iterator[Found]:
+    from ..data.dataset import check_shard, open_dataset
+    from ..data.manifest import DTYPES, MANIFEST
+
+    dataset, wrong = None, None
+    try:
+        dataset = open_dataset(folder)
+    except ArmdError as error:
+        wrong = str(error)
+    yield MANIFEST, wrong
+    if dataset is None:
+        return
+    width = DTYPES[dataset.manifest["dtype"]]
+    for split in dataset.manifest["splits"].values():
+        for shard in split["shards"]:
+            yield (
+                shard["file"],
+                _error(check_shard, folder / shard["file"], shard, width, verify=True),
+            )
+    yield "tokenizer", _error(dataset.tokenizer)
+
+
+def check_run(folder: Path) -> Iterator[Found]:
+    from ..train.checkpoint import damage, name_of, newest_written, steps_in
+    from ..train.run_folder import METRICS, parse_rows, read_recipe
+
+    yield "config.json", _error(read_recipe, folder)
+    steps = steps_in(folder / "checkpoints")
+    for step in steps:
+        yield f"checkpoints/{name_of(step)}", damage(folder / "checkpoints" / name_of(step))
+    newest = newest_written(folder / "checkpoints")
+    if newest is not None and newest != max(steps, default=None):
+        yield "checkpoints/newest.json", "it names no checkpoint that is there"
+    file = folder / METRICS
+    if file.exists():
+        broken = parse_rows(file.read_text("utf-8", errors="replace"))[1]
+        yield METRICS, f"{broken} lines cannot be read" if broken else None
+    if (folder / "export").exists():
+        yield from ((f"export/{name}", wrong) for name, wrong in check_model(folder / "export"))
+
+
+def check_model(folder: Path) -> Iterator[Found]:
+    from ..pretrained import check_sizes
+    from ..runtime.atomic_files import SUMS, damaged_files
+
+    wrong = damaged_files(folder)
+    if wrong is None:
+        yield "weights", _error(check_sizes, folder)
+        yield SUMS, "there are no checksums: it was not exported by this armd"
+        return
+    yield "weights", _error(check_sizes, folder)
+    yield f"files with checksums in {SUMS}", "; ".join(wrong) or None
+
+
+def _error(work, *args, **options) -> str | None:
+    """The message of the error that work raises, if it does."""
+    try:
+        work(*args, **options)
+    except (ArmdError, OSError) as error:
+        return str(error)
+    return None

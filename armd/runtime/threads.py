@@ -1,0 +1,82 @@
+"""How many CPU threads does a pass take? One for a model that fits the caches of a core; for others
+the number that is fastest now, found by timing passes, and found again when they become slow.
+
+At the end of each part of a pass the threads wait for each other. libgomp lets a waiting thread
+spin 300,000 times before it sleeps; if another process has the core of the thread that is waited
+for, that is time taken from the very thread that would end the wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+SPINS = "2000"
+"""Some hundredths of a millisecond; then the waiting thread sleeps and its core is free."""
+IN_A_CORE = 16 * 2**20
+"""Bytes of weights that a core reads about as fast from its caches as two do."""
+TRIAL, SLOWER, PAUSE = 4, 2.5, 5.0
+"""Passes to time each number of threads with; how many times slower than before starts that again;
+seconds that must lie between two such trials."""
+
+
+def limit_spinning() -> None:
+    """Bound how long OpenMP's threads spin. To be called before torch is imported, because libgomp
+    reads this when it is loaded; what the user has set stays."""
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
+def fits_a_core(model: Any) -> bool:
+    parts = [*model.buffers(), *model.parameters()]
+    return sum(part.numel() * part.element_size() for part in parts) < IN_A_CORE
+
+
+def use_few_threads(model: Any, threads: int | None = None) -> None:
+    """Set the number of threads of this thread's passes: as asked, else one for a model that fits
+    a core's caches."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif model.device.type == "cpu" and fits_a_core(model):
+        torch.set_num_threads(1)
+
+
+class ThreadTuner:
+    """Chooses between one thread and all, from the seconds that passes take. `record` is called
+    after each pass, in the thread that makes them."""
+
+    def __init__(self, most: int, *, clock: Any = time.monotonic) -> None:
+        self.choices, self.clock = sorted({1, max(1, most)}, reverse=True), clock
+        self.threads = self.choices[0]
+        self.trial: dict[int, list[float]] = {choice: [] for choice in self.choices}
+        self.usual, self.recent, self.tried = 0.0, 0.0, clock()
+        if len(self.choices) == 1:
+            self.trial = {}
+
+    def record(self, seconds: float, rows: int = 1) -> int:
+        """Take note of a pass over `rows` rows; the number of threads for the next one."""
+        if len(self.choices) == 1:
+            return self.threads
+        each = seconds / max(1, rows)
+        if self.trial:
+            self._try(each)
+        else:
+            self.recent += (each - self.recent) / 8
+            if self.recent > SLOWER * self.usual and self.clock() >= self.tried + PAUSE:
+                self.trial = {choice: [] for choice in self.choices}
+        return self.threads
+
+    def _try(self, each: float) -> None:
+        """Time the choices in turn; the first pass of each is not counted, it wakes threads."""
+        self.trial[self.threads].append(each)
+        left = [choice for choice in self.choices if len(self.trial[choice]) <= TRIAL]
+        if left:
+            self.threads = left[0]
+            return
+        best = {choice: min(times[1:]) for choice, times in self.trial.items()}
+        self.threads = min(self.choices, key=lambda choice: best[choice] * (1 + 0.1 * (choice > 1)))
+        self.usual = self.recent = best[self.threads]
+        self.trial, self.tried = {}, self.clock()

@@ -1,0 +1,71 @@
+"""Recipes as files: written to a run's config.json, read from JSON or TOML, compared."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArmdError
+from .recipe import Recipe
+
+
+def as_json(recipe: Recipe) -> str:
+    return json.dumps(dataclasses.asdict(recipe), indent=2) + "\n"
+
+
+def from_dict(values: dict[str, Any], base: Recipe, source: str) -> Recipe:
+    """`base` with the fields that `values` names; raises for a field there is none of."""
+    return _changed(base, values, source)
+
+
+def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
+    known = {f.name for f in dataclasses.fields(base)}
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ArmdError(
+                f"{source} sets '{name}', which is no field; armd train --help lists them"
+            )
+        now = getattr(base, name)
+        if dataclasses.is_dataclass(now):
+            if not isinstance(value, dict):
+                raise ArmdError(f"{source}: '{name}' must be a table of fields")
+            value = _changed(now, value, source)
+        elif isinstance(now, tuple):
+            if not isinstance(value, list) or any(type(item) is not int for item in value):
+                raise ArmdError(f"{source}: '{name}' must be a list of whole numbers")
+            value = tuple(value)
+        elif type(value) is not type(now) and not (isinstance(now, float) and type(value) is int):
+            raise ArmdError(f"{source}: '{name}' must be a {type(now).__name__}, not {value!r}")
+        changes[name] = value
+    return dataclasses.replace(base, **changes)
+
+
+def read(path: str | Path, base: Recipe) -> Recipe:
+    """`base` changed by a JSON or TOML file."""
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ArmdError(f"cannot read the config {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ArmdError(f"{path} is neither JSON nor TOML: {error}") from None
+    if not isinstance(values, dict):
+        raise ArmdError(f"{path} must hold a table of fields")
+    return from_dict(values, base, str(path))
+
+
+def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
+    """Fields in which two recipes would learn or report differently, with both values. Where the
+    data lie and which machine does the work are no such fields."""
+    for part in ("network", "curriculum", "optimizer", "report", "adapt"):
+        one, two = getattr(a, part), getattr(b, part)
+        for f in dataclasses.fields(one):
+            if getattr(one, f.name) != getattr(two, f.name):
+                yield f.name, getattr(one, f.name), getattr(two, f.name)
+    for name in ("model", "seed", "start"):
+        if getattr(a, name) != getattr(b, name):
+            yield name, getattr(a, name), getattr(b, name)

@@ -1,0 +1,120 @@
+"""The file of --out: nothing in it is lost by mistake, and what was cut off goes on row by row."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small import case_of
+from test_generate_command import ROOT, save_tokenizer
+
+from armd import cli
+from armd.commands import generate_outputs
+from armd.errors import ArmdError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
+    save_tokenizer(made)
+    return made
+
+
+def words(folder: Path, out: Path, *more: object) -> list[str]:
+    fixed = ("--count", 12, "--length", 30, "--batch", 2, "--no-stop", "--out", out)
+    return ["generate", *map(str, (folder, *fixed, *more))]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    out = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    cli.run(words(folder, out))
+    return out.read_bytes()
+
+
+def test_a_file_that_is_there_is_not_replaced_unless_asked(
+    folder: Path, whole: bytes, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("years of work\n")
+    with pytest.raises(ArmdError, match="--resume goes on with it, --overwrite replaces it"):
+        cli.run(words(folder, out))
+    with pytest.raises(ArmdError, match="not both"):
+        cli.run(words(folder, out, "--resume", "--overwrite"))
+    with pytest.raises(ArmdError, match="name it"):
+        cli.run(["generate", str(folder), "--resume"])
+    assert out.read_text() == "years of work\n"
+    cli.run(words(folder, out, "--overwrite"))
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.9, 1.0])
+def test_cut_anywhere_and_resumed_equals_whole(
+    folder: Path, whole: bytes, tmp_path: Path, share: float
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(whole[: int(share * len(whole))])
+    cli.run(words(folder, out, "--resume"))
+    assert out.read_bytes() == whole
+
+
+def test_other_settings_and_damage_are_not_resumed(
+    folder: Path, whole: bytes, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArmdError, match="other settings"):
+        cli.run(words(folder, out, "--resume", "--temperature", 0.5))
+    lines = whole.splitlines(keepends=True)
+    out.write_bytes(lines[0] + b"{broken\n" + b"".join(lines[1:]))
+    with pytest.raises(ArmdError, match="damaged in line 2"):
+        cli.run(words(folder, out, "--resume"))
+
+
+def test_a_full_disk_keeps_whole_rows(
+    folder: Path,
+    whole: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, add, count = tmp_path / "out.jsonl", generate_outputs.Records.add, [0]
+
+    def full(self: generate_outputs.Records, *rest: object) -> None:
+        count[0] += 1
+        if count[0] == 6:
+            self.stream.write('{"index": 5, "ha')  # type: ignore[union-attr]
+            raise OSError(errno.ENOSPC, "No space left on device", str(out))
+        add(self, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generate_outputs.Records, "add", full)
+    with pytest.raises(OSError):
+        cli.run(words(folder, out))
+    assert "kept 5 samples" in capsys.readouterr().err
+    monkeypatch.undo()
+    cli.run(words(folder, out, "--resume"))
+    assert out.read_bytes() == whole
+
+
+def test_killed_and_resumed_equals_whole(folder: Path, whole: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "armd.cli", *words(folder, out)]
+    process = subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not (out.exists() and out.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    cli.run(words(folder, out, "--resume"))
+    records, expected = (
+        [json.loads(line) for line in text.splitlines()] for text in (out.read_bytes(), whole)
+    )
+    for one, other in zip(records, expected, strict=True):
+        assert one["ids"] == other["ids"] and one["index"] == other["index"]

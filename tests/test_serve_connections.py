@@ -1,0 +1,145 @@
+"""Before the body: heads that are too large, too many or too slow cost the others nothing, and
+without the key nobody comes in."""
+
+import http.client
+import json
+import socket
+import time
+from base64 import b64encode
+from contextlib import suppress
+
+import pytest
+from patience import PATIENCE
+from serving import running
+
+from armd.serve import connections
+from armd.serve.connections import LimitedProtocol
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as made:
+        yield made
+
+
+def ask(server, path: str = "/health", **headers: str) -> int:
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    try:
+        line.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        return line.getresponse().status
+    finally:
+        line.close()
+
+
+def opened(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+
+
+def answer(line: socket.socket) -> bytes:
+    """All that comes until the server hangs up."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := line.recv(65536):
+            found += part
+    return found
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 400_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["URL", "headers", "header", "endless header", "TLS"],
+)
+def test_a_head_out_of_bounds_is_refused_at_once(server, head: bytes) -> None:
+    with opened(server) as line:
+        with suppress(OSError):  # the server may hang up before all is sent
+            line.sendall(head)
+        assert answer(line)[:12] in (b"HTTP/1.1 400", b"")
+    assert ask(server) == 200
+
+
+def test_a_head_that_never_ends_is_hung_up_on(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    with opened(server) as silent, opened(server) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nhost: loc")
+        begin = time.monotonic()
+        assert answer(silent) == answer(slow) == b""
+        assert time.monotonic() - begin < 10
+    # a connection that is kept alive and then begins another head, but slowly
+    with opened(server) as line:
+        line.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+        line.sendall(b"GET /hea")
+        assert b"200" not in answer(line)
+
+
+def test_half_open_connections_keep_nobody_out(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "limit", 10)
+    silent = [opened(server) for _ in range(40)]
+    try:
+        for _ in range(5):
+            assert ask(server) == 200
+        assert len(server.server.server_state.connections) <= 10
+    finally:
+        for line in silent:
+            line.close()
+
+
+def test_without_the_key_nobody_comes_in() -> None:
+    with running(api_key="s3cret") as server:
+        basic = b64encode(b"any:s3cret").decode()
+        for path in ("/", "/v1/info", "/metrics", "/page/index.html", "/openapi.json"):
+            assert ask(server, path) == 401
+            for wrong in ("Bearer", "Bearer s3cre", "Bearer s3cret2", "s3cret", "Basic s3cret"):
+                assert ask(server, path, Authorization=wrong) == 401
+            assert ask(server, path, Authorization="Bearer s3cret") == 200
+            assert ask(server, path, Authorization=f"Basic {basic}") == 200
+        assert ask(server, "/health") == 200
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        line.request("POST", "/v1/tokenize", b"{}", {"Content-Type": "application/json"})
+        found = line.getresponse()
+        assert found.status == 401 and "key" in json.loads(found.read())["error"]["message"]
+        line.close()
+
+
+@pytest.mark.parametrize("host", ["localhost:", "localhost:x", "localhost@evil", "[::1", "a:b:c"])
+def test_the_host_is_read_strictly(server, host: str) -> None:
+    assert ask(server, "/v1/info", Host=host) == 403
+
+
+def test_a_header_that_may_come_once_does_not_come_twice(server) -> None:
+    with opened(server) as line:
+        twice = b"host: localhost\r\nhost: evil.example\r\nconnection: close\r\n\r\n"
+        line.sendall(b"GET /v1/info HTTP/1.1\r\n" + twice)
+        assert answer(line).startswith(b"HTTP/1.1 400")
+
+
+def test_an_origin_is_this_server_or_refused(server) -> None:
+    own = f"127.0.0.1:{server.port}"
+    for origin in (f"http://user@{own}", f"http://{own}/path", f"ftp://{own}", own, "http://"):
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        headers = {"Content-Type": "application/json", "Origin": origin}
+        line.request("POST", "/v1/tokenize", b'{"text": "a"}', headers)
+        assert line.getresponse().status == 403
+        line.close()
+
+
+def test_a_client_that_resets_leaves_no_traceback(server, capfd: pytest.CaptureFixture) -> None:
+    body = b'{"prompt": "a", "max_tokens": 50, "stream": true}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(body)
+    )
+    for sent in (head + body, head, head[:40]):
+        line = opened(server)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        line.sendall(sent)
+        line.close()  # with a reset
+    server.at_rest()
+    assert ask(server) == 200
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,72 @@
+"""A busy machine: the number of threads follows the time that passes take."""
+
+import os
+import subprocess
+import sys
+
+import torch
+
+from armd.runtime.threads import PAUSE, ThreadTuner, fits_a_core, use_few_threads
+
+
+class Machine:
+    """Passes take the seconds of the threads they are made with."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.now = seconds, 0.0
+        self.tuner = ThreadTuner(2, clock=lambda: self.now)
+
+    def passes(self, count: int) -> int:
+        for _ in range(count):
+            took = self.seconds[self.tuner.threads]
+            self.now += took
+            self.tuner.record(took)
+        return self.tuner.threads
+
+
+def test_the_faster_number_of_threads_is_taken_and_taken_again_when_the_machine_changes() -> None:
+    machine = Machine({1: 0.02, 2: 0.012})
+    assert machine.passes(20) == 2
+    machine.seconds = {1: 0.025, 2: 3.0}  # another process took a core
+    machine.now += PAUSE
+    assert machine.passes(40) == 1
+    machine.seconds = {1: 0.2, 2: 0.05}
+    machine.now += PAUSE
+    assert machine.passes(80) == 2
+
+
+def test_equal_times_take_one_thread_and_one_core_needs_no_trial() -> None:
+    assert Machine({1: 0.02, 2: 0.02}).passes(20) == 1
+    tuner = ThreadTuner(1)
+    assert [tuner.record(1.0) for _ in range(5)] == [1] * 5
+
+
+def test_a_model_that_fits_a_core_gets_one_thread() -> None:
+    before = torch.get_num_threads()
+    small, large = torch.nn.Linear(8, 8), torch.nn.Linear(4096, 2048)
+    for model in (small, large):
+        model.device = torch.device("cpu")  # type: ignore[assignment]
+    try:
+        torch.set_num_threads(2)
+        assert fits_a_core(small) and not fits_a_core(large)
+        use_few_threads(large)
+        assert torch.get_num_threads() == 2
+        use_few_threads(small)
+        assert torch.get_num_threads() == 1
+        use_few_threads(small, 2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_spinning_is_bounded_before_torch_is_loaded_unless_the_user_chose() -> None:
+    code = (
+        "import os, sys; from armd.runtime.threads import limit_spinning; limit_spinning();"
+        "assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    for given, expected in (({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_WAIT"))}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=clean | given, capture_output=True, text=True
+        )
+        assert done.stdout.strip() == expected, done.stderr
