@@ -102,7 +102,7 @@ def checkpoint_stall(recipe: Recipe, vocab_size: int, batch: Batch) -> Stall:
         marks = [time.perf_counter()]
         trainer.train_step(batch)
         marks.append(time.perf_counter())
-        checkpoints.save({"step": 2, "heldout": None}, trainer.state(), lambda _: None)
+        checkpoints.save({"step": 2, "heldout": None}, trainer.state(), "", lambda _: None)
         marks.append(time.perf_counter())
         trainer.train_step(batch)
         marks.append(time.perf_counter())

@@ -139,7 +139,8 @@ def diffused(
 
 def drawn_in(sequence: Sequence) -> list[int | None]:
     """The step that drew each token; None: given, or not there yet."""
-    plan, found = sequence.plan, [None] * len(sequence.tokens)
+    plan = sequence.plan
+    found: list[int | None] = [None] * len(sequence.tokens)
     ends = plan.step_ends
     for step in range(sequence.step):
         for at in plan.position[ends[step] : ends[step + 1]]:

@@ -40,9 +40,8 @@ class Fingerprint:
         self.lines[name] = f"{name} {tuple(tensor.shape)} {tensor.dtype} {digest}"
 
     def value(self) -> str:
-        return hashlib.sha256(
-            "\n".join(map(self.lines.get, sorted(self.lines))).encode()
-        ).hexdigest()  # type: ignore
+        lines = "\n".join(self.lines[name] for name in sorted(self.lines))
+        return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def fingerprint(folder: Path) -> str:

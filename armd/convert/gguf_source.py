@@ -41,7 +41,9 @@ FREQUENCIES = "rope_freqs.weight"
 LONG = {f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges")}
 """Left to the tokenizer's reader."""
 # the scalings that released models have, because a file names only what follows from them
-LLAMA3_KNOWN = [dict(zip(LLAMA3, (f, 1.0, 4.0, 8192), strict=True)) for f in (8.0, 32.0)]
+LLAMA3_KNOWN: list[dict[str, float]] = [
+    dict(zip(map(str, LLAMA3), (f, 1.0, 4.0, 8192), strict=True)) for f in (8.0, 32.0)
+]
 
 
 def open_gguf(file: Path) -> Source:

@@ -92,15 +92,15 @@ def open_folder(folder: Path, name: str) -> Source:
             "opened)"
         )
     place, shapes, kinds = {}, {}, set()
-    try:
-        for file in files:
+    for file in files:
+        try:
             with safe_open(file, "pt") as opened:
                 for tensor in opened.keys():  # noqa: SIM118 - no dict
                     part = opened.get_slice(tensor)
                     place[tensor], shapes[tensor] = file, tuple(part.get_shape())
                     kinds.add(part.get_dtype())
-    except (OSError, SafetensorError) as error:
-        raise ArmdError(f"{file} is damaged ({error}); copy it again") from None
+        except (OSError, SafetensorError) as error:
+            raise ArmdError(f"{file} is damaged ({error}); copy it again") from None
     known = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     if wrong := kinds - known.keys():
         raise ArmdError(f"{name} holds weights of type {min(wrong)}; armd reads F32, F16, BF16")

@@ -74,8 +74,8 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
         raw = getattr(gguf.GGMLQuantizationType, stored)
         writer.add_tensor_info(gguf_name(name), shape, np.dtype(dtype), size, raw)
     factors = None
-    if ours.config.rope_llama3:
-        c = ours.config
+    c = ours.config
+    if c.rope_llama3:
         factors = np.array(llama3_factors(c.rope_base, c.d_head, c.rope_llama3), np.float32)
         writer.add_tensor_info(FREQUENCIES, factors.shape, factors.dtype, factors.nbytes)
     writer.write_header_to_file()

@@ -144,7 +144,7 @@ def _batched(sequences: list[Sequence], index: int, device: torch.device) -> Ste
         token.append([*(sequence.tokens[at] for at in own), *[0] * padding])
         logp.append([*(sequence.logp[at] for at in own), *[0.0] * padding])
         drawn.append([*(not sequence.plan.known[at] for at in own), *[False] * padding])
-    tensors = (torch.tensor(side, device=device) for side in (position, token))
+    at, tokens = (torch.tensor(side, device=device) for side in (position, token))
     logps = torch.tensor(logp, dtype=torch.float64)
     logps = logps if device.type == "mps" else logps.to(device)  # MPS has no float64
-    return StepOutput(index, *tensors, logps, torch.tensor(drawn, device=device))
+    return StepOutput(index, at, tokens, logps, torch.tensor(drawn, device=device))

@@ -1,7 +1,7 @@
 """The parts of a layer: its weights, its masks, its positions, and the one attention call."""
 
 from math import pi
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -50,7 +50,7 @@ def attention(
     """The one attention call. mask None: row k sees keys 0..k; "all": it sees every key. Heads of
     keys may be fewer than those of queries, and are then read by several each."""
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    grouped: Any = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if isinstance(mask, BlockMask):
         out = _flex(q, k, v, block_mask=mask, **grouped)
     elif mask is None or isinstance(mask, str):

@@ -133,9 +133,8 @@ class Equations:
         rows, group = self.normed(X), self.config.n_heads // self.config.n_kv_heads
         K, V = self.turned(rows @ W_k.T + b_k, position), self.heads(rows @ W_v.T + b_v)
         # each head of keys and values serves a group of query heads
-        return tuple(
-            torch.stack([t[h // group] for h in range(self.config.n_heads)]) for t in (K, V)
-        )
+        heads = [h // group for h in range(self.config.n_heads)]
+        return torch.stack([K[h] for h in heads]), torch.stack([V[h] for h in heads])
 
     def bias(self, name: str) -> Tensor:
         return self.w.get(f"{name}.bias", torch.zeros(len(self.w[name])).to(self.w[name]))
