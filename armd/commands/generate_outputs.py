@@ -166,8 +166,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
-    good = isinstance(record, dict) and {"index", "ids", "settings"} <= set(record)
-    return record if good and type(record["index"]) is int else None
+    if not isinstance(record, dict) or not {"index", "ids", "settings"} <= set(record):
+        return None
+    return record if type(record["index"]) is int else None
 
 
 def _open(file: Path, *, append: bool) -> Any:

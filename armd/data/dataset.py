@@ -64,6 +64,14 @@ class Dataset:
                 f"use {self.folder / 'tokenizer'} or prepare the text again"
             )
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise if a model of `vocab_size` has no entry for some of the tokens."""
+        if vocab_size < self.vocab_size:
+            raise ArmdError(
+                f"vocabulary of {vocab_size} is too small for {self.folder}: "
+                f"its tokenizer needs vocab_size {self.vocab_size}"
+            )
+
     def split(self, name: str) -> "Split":
         splits = self.manifest["splits"]
         if name not in splits:

@@ -44,12 +44,14 @@ def _wrong(manifest: dict[str, Any]) -> str | None:
         return "rows must be a number of tokens"
     if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("hash"), str):
         return "it describes no tokenizer"
-    size = tokenizer.get("vocab_size")
-    if not _count(size, 1) or size > 1 << (8 * DTYPES[manifest["dtype"]]):
+    size, most = tokenizer.get("vocab_size"), 1 << (8 * DTYPES[manifest["dtype"]])
+    if not isinstance(size, int) or not _count(size, 1) or size > most:
         return "the vocabulary does not fit the dtype"
     for name in ("eos", "pad"):
         value = tokenizer.get(name)
-        if not (_count(value, 0) and value < size) and not (name == "pad" and value is None):
+        if value is None and name == "pad":
+            continue
+        if not isinstance(value, int) or not _count(value, 0) or value >= size:
             return f"{name} is no token"
     if not isinstance(splits, dict) or not splits:
         return "it has no splits"

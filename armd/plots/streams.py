@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from .orders import INK, MASKED, _cell, _colour, _frame, _pyplot, _save, _ticks
+from .orders import INK, MASKED, _ticks, cell, colour_of, frame, pyplot_or_error, save
 
 if TYPE_CHECKING:
     from ..commands.generate import Written
@@ -46,7 +46,7 @@ def plot_streams(
     from ..commands.generate import write
     from ..commands.generate_options import Writing, opened, requested, sampling_of
 
-    pyplot = _pyplot()
+    pyplot = pyplot_or_error()
     job = Writing(
         model,
         prompt=prompt,
@@ -68,7 +68,7 @@ def plot_streams(
         return tokenizer.backend.decode(ids, skip_special_tokens=False)
 
     figure = draw_landing(text, calls, decode)
-    _save(figure, out)
+    save(figure, out)
     pyplot.close(figure)
 
 
@@ -77,18 +77,18 @@ def draw_landing(text: Written, calls: int, decode: Any) -> Any:
     from ..commands.terminal_view import pieces
 
     n, words = len(text.ids), pieces(text.ids, decode)
-    figure = _pyplot().figure(
+    figure = pyplot_or_error().figure(
         figsize=(max(6.0, 0.62 * n), max(2.4, 0.42 * (calls + 2))), layout="constrained"
     )
     axes = figure.subplots()
     for row in range(calls + 1):
         for j, step in enumerate(text.steps):
             late = step is not None and step >= row
-            colour = MASKED if late else GIVEN if step is None else _colour(step, calls)
-            _cell(axes, j, row, colour)
+            colour = MASKED if late else GIVEN if step is None else colour_of(step, calls)
+            cell(axes, j, row, colour)
             if (step is None and row == 0) or step == row - 1 or row == calls:
                 _word(axes, j, row, words[j])
-    _frame(axes, n, calls + 1, f"{n} tokens, {calls} model calls: each colour is one call")
+    frame(axes, n, calls + 1, f"{n} tokens, {calls} model calls: each colour is one call")
     axes.set_xlabel("position in the text")
     axes.set_ylabel("model calls made")
     _ticks(axes, n, calls + 1)
