@@ -21,6 +21,8 @@ jaxtyping.install_import_hook(CHECKED, "checker.check")
 # tensors here are tiny: on busy cores a second thread only waits, in commands that tests start, too
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# some virtual machines announce AMX and then raise SIGILL at its first instruction (docs/log.md)
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 @pytest.fixture
