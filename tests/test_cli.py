@@ -23,4 +23,6 @@ def test_help_of_a_group_lists_its_verbs(
         main()
     shown = capsys.readouterr().out
     assert end.value.code == 0
-    assert [verb in shown for verb in VERBS] == [verb.startswith(f"{group} ") for verb in VERBS]
+    assert [f"armd {verb} " in shown for verb in VERBS] == [
+        verb.startswith(f"{group} ") for verb in VERBS
+    ]

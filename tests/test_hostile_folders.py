@@ -194,6 +194,7 @@ def test_a_shard_is_no_link_and_has_its_checksum_when_it_is_first_read(
 FIELDS = [(f, limits) for fields in LIMITS.values() for f, limits in fields.items()]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("field, limits", FIELDS, ids=[name for name, _ in FIELDS])
 def test_every_number_of_a_recipe_has_limits(data: Path, tmp_path: Path, field, limits) -> None:
     from training_help import tiny

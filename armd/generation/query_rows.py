@@ -64,11 +64,13 @@ class GroupInputs:
         """How many context rows each query row sees."""
         return torch.full_like(self.query_at, self.length) if not self.limits else self.limits[1]
 
-    def rope(self, model: ArmdLM) -> Float[Tensor, "b m ropes 2"]:
-        """Of the context rows."""
+    def rope(self, model: ArmdLM, queries: Queries) -> Float[Tensor, "b m ropes 2"]:
+        """Of the context rows and of the query rows that are none; the shifted query has no such
+        rows, and models that are built on it may turn keys and queries apart."""
         rope = self.cache.rope[self.context_at]
-        shift = model.config.query == "shift"
-        return model.shift_rope(rope, self.cache.rope[self.query_at]) if shift else rope
+        if model.config.query == "shift":
+            return model.shift_rope(rope, self.cache.rope[self.query_at])
+        return torch.cat([rope, self.cache.rope[queries.at]], 1)
 
     def window(self, model: ArmdLM, queries: Queries) -> CacheWindow:
         """In the layers in which context rows write keys and values."""

@@ -81,8 +81,7 @@ def forward(model: ArmdLM, groups: list[list[Sequence]]) -> list[Float[Tensor, "
     )
     pairs = list(zip(inputs, queries, strict=True))
     rows = [torch.cat([own.context, more.hidden], 1).flatten(0, 1) for own, more in pairs]
-    ropes = [torch.cat([own.rope(model), own.cache.rope[more.at]], 1) for own, more in pairs]
-    rope = torch.cat([one.flatten(0, 1) for one in ropes])
+    rope = torch.cat([own.rope(model, more).flatten(0, 1) for own, more in pairs])
     low, above = RaggedRows([own.window(model, more) for own, more in pairs]), len(model.layers)
     above = model.config.n_two_stream if two else above
     hidden = low.run_layers(model, range(above), torch.cat(rows)[None], rope[None])
