@@ -14,7 +14,7 @@ from patience import PATIENCE
 from armd import order as orders
 from armd.errors import ArmdError
 from armd.reproduce import price, tables
-from armd.reproduce.command import check_stages, wanted_runs
+from armd.reproduce.command import check_runs, check_stages, wanted_runs
 from armd.reproduce.result_file import Findings
 from armd.reproduce.results_page import replaced, write_page
 from armd.reproduce.runs import Study, Trained
@@ -120,6 +120,20 @@ def test_every_run_is_named_once_and_starts_from_one_that_is_there():
     assert {run.after for run in runs if run.after} <= set(names)
     for run in runs:
         study.placed(run).check()
+
+
+def test_runs_that_are_named_are_trained_alone_with_their_seeds_and_what_they_start_from():
+    study = Study(mini(), Path("out"), Path("data"), only=("armd-neighbor",))
+    names = [run.name for run in wanted_runs(study, ["perplexity"])]
+    assert names == ["armd-neighbor", "armd-neighbor-seed1", "armd-neighbor-seed2"]
+    study = replace(study, only=("neighbor-sbp-20",))
+    names = [run.name for run in wanted_runs(study, ["price"])]
+    assert names == ["armd-neighbor", "neighbor-sbp-20"]
+    assert check_runs(study.only, study.scale, ["price"]) == study.only
+    with pytest.raises(ArmdError, match="armd-neighbor"):
+        check_runs(("armd-neigbor",), study.scale, ["perplexity"])
+    with pytest.raises(ArmdError, match="generation"):
+        check_runs(("armd",), study.scale, ["generation"])
 
 
 def test_streams_that_begin_at_even_places_are_strided():

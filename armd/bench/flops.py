@@ -6,7 +6,7 @@ from ..model.prefix import CHUNK
 
 
 def train_flops(
-    config: ArmdConfig, length: int, *, squares: bool = False, extra_rows: int = 0
+    config: ArmdConfig, length: int, *, squares: bool = False, extra_rows: float = 0
 ) -> float:
     """Of training, for each token of a text of `length`: a forward pass, and a backward pass of
     twice that. What is computed again to save memory does not count. Attention counts what a row
@@ -17,13 +17,13 @@ def train_flops(
     return 3 * _denoising(config, length, squares)
 
 
-def forward_flops(config: ArmdConfig, length: int, *, batch: int = 1, extra_rows: int = 0) -> int:
+def forward_flops(config: ArmdConfig, length: int, *, batch: int = 1, extra_rows: float = 0) -> int:
     """Of one forward pass of a model that knows orders, in blocks of one token, head included.
     Causal attention counts as half a square."""
     return round(batch * length * _ordered(config, length, squares=False, extra_rows=extra_rows))
 
 
-def _ordered(config: ArmdConfig, n: int, squares: bool, extra_rows: int) -> float:
+def _ordered(config: ArmdConfig, n: int, squares: bool, extra_rows: float) -> float:
     """Our model and its relatives: a forward pass, for each token."""
     d, p, heads = config.d_model, config.d_pe, config.n_heads * config.d_head
     one_stream = config.query in ("shift", "neighbor")

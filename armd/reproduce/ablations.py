@@ -13,7 +13,7 @@ from .train_runs import require
 
 def measure(study: Study, findings: Findings) -> None:
     batches, scale = heldout(study), study.scale
-    for trained in ablation_runs(scale):
+    for trained in study.chosen(ablation_runs(scale)):
         folder = require(study, trained.name)
         facts = {**weights_of(folder), "heldout_rows": scale.heldout_rows}
 

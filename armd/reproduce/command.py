@@ -25,6 +25,7 @@ def reproduce(
     results: Path = Path("results"),
     docs: Path = Path("docs"),
     data: Path | None = None,
+    runs: tuple[str, ...] = (),
     jobs: int | None = None,
     launch: str = "",
     plan: bool = False,
@@ -41,6 +42,8 @@ def reproduce(
         results: Where the figures go, one JSON file a stage.
         docs: Where results.md and its images go.
         data: A dataset that armd prepare made, instead of the scale's own.
+        runs: Train and measure only these runs, each with all its seeds; figures of others stay as
+            they are in the results. Of perplexity, price and ablations.
         jobs: Runs that train side by side, each on its share of the cores.
         launch: How to start a run instead of `armd`, such as "torchrun --nproc-per-node 8 -m
             armd.cli".
@@ -52,7 +55,7 @@ def reproduce(
     if jobs is not None and jobs < 1:
         raise ArmdError(f"--jobs {jobs} must be at least 1")
     chosen, wanted = scale_of(scale), check_stages(stages)
-    study = Study(chosen, out, data or out / "data")
+    study = Study(chosen, out, data or out / "data", check_runs(runs, chosen, wanted))
     if plan:
         return show_plan(study, wanted)
     failed: dict[str, str] = {}
@@ -61,7 +64,8 @@ def reproduce(
             prepare_data(study)
         failed = train_wanted(study, wanted, jobs=jobs or chosen.jobs, launch=launch)
     for stage in wanted:
-        missing = [run.name for run in runs_of(stage)(chosen) if run.name in failed]
+        needed = study.chosen(runs_of(stage)(chosen))
+        missing = [run.name for run in needed if run.name in failed]
         if missing:
             failed[stage] = f"needs {', '.join(missing)}"
             continue
@@ -83,6 +87,20 @@ def check_stages(stages: list[str]) -> list[str]:
     return [name for name in STAGES if name in stages or not stages]
 
 
+def check_runs(runs: tuple[str, ...], scale: Any, stages: list[str]) -> tuple[str, ...]:
+    """The runs as given, if the stages have them, and if they need no others to be measured."""
+    for stage in stages if runs else []:
+        if stage == "generation":
+            raise ArmdError("stage generation compares all its runs; leave out --runs")
+    known = {run.name for stage in stages for run in runs_of(stage)(scale)}
+    for name in runs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+            hint = f"did you mean '{near[0]}'?" if near else "see --plan"
+            raise ArmdError(f"no run '{name}' in {', '.join(stages)}; {hint}")
+    return runs
+
+
 def prepare_data(study: Any) -> None:
     from ..data.prepare import Preparation, prepare
 
@@ -102,7 +120,9 @@ def runs_of(stage: str) -> Callable[[Any], list[Any]]:
 
 def wanted_runs(study: Any, stages: list[str]) -> list[Any]:
     """Every run that the stages need, once; runs of other seeds last."""
-    found = {run.name: run for stage in stages for run in runs_of(stage)(study.scale)}
+    known = {run.name: run for stage in stages for run in runs_of(stage)(study.scale)}
+    found = {run.name: run for run in study.chosen(list(known.values()))}
+    found = {run.after: known[run.after] for run in found.values() if run.after} | found
     return sorted(found.values(), key=lambda run: run.recipe.seed)
 
 

@@ -30,7 +30,7 @@ def measure(study: Study, findings: Findings) -> None:
     whole = [(t, s) for t, s in heldout(study) if bool(s.all())][: ROWS // BATCH]
     begins = sentence_begins(study)
     streams = [s for s in STREAMS if 2 * s <= length]
-    for trained in price_runs(study.scale):
+    for trained in study.chosen(price_runs(study.scale)):
         folder = require(study, trained.name)
         facts = {**weights_of(folder), "rows": ROWS}
         findings.entry(

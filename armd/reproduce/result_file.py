@@ -20,7 +20,8 @@ class Findings:
 
     def __init__(self, folder: Path, stage: str, scale: str, command: str) -> None:
         self.file = folder / f"reproduce-{stage}.json"
-        self.head = {"kind": f"reproduce {stage}", "scale": scale, "command": command}
+        self.head = {"kind": f"reproduce {stage}", "scale": scale}
+        self.command = command
         self.entries: dict[str, Any] = {}
         if self.file.exists():
             found = read(self.file)
@@ -44,6 +45,7 @@ class Findings:
         self.entries[name] = {
             "facts": facts,
             "figures": figures,
+            "command": self.command,
             "date": time.strftime("%Y-%m-%d"),
         }
         self.save()

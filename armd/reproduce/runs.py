@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ class Study:
     scale: Scale
     folder: Path
     data: Path
+    only: tuple[str, ...] = ()
+    """Runs to train and measure, each with all its seeds; none named: all of a stage's."""
+
+    def chosen(self, runs: list[Trained]) -> list[Trained]:
+        """Those of a stage's runs that are wanted."""
+        if not self.only:
+            return runs
+        return [run for run in runs if re.sub(r"-seed\d+$", "", run.name) in self.only]
 
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name
