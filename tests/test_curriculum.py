@@ -1,5 +1,6 @@
 """Laws of the curriculum: which order each row is learnt in follows from (seed, step, row)."""
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ PAPER = preset("owt-small").curriculum
 KINDS = [
     Stage("shuffled", 0),
     Stage("shuffled", 5),
+    Stage("shuffled", 5, "among", "tokens"),
     Stage("random"),
     Stage("masking", 4),
     Stage("strided", 1),
@@ -44,22 +46,57 @@ def test_rho_never_falls() -> None:
 
 @given(st.integers(0, 3), st.integers(0, 399_999), st.integers(0, 511))
 @settings(max_examples=40, deadline=None)
-def test_at_most_rho_tokens_move(seed: int, step: int, row: int) -> None:
-    now = stage(PAPER, seed=seed, step=step)
+def test_at_most_rho_tokens_are_out_of_turn(seed: int, step: int, row: int) -> None:
     scored = torch.ones(1, 256, dtype=torch.bool)
-    order = orders_of(now, seed=seed, step=step, rows=range(row, row + 1), scored=scored).rows(1)
-    assert int((order.position[0] != torch.arange(256)).sum()) <= rho(PAPER, step)
-    assert order.single_token_blocks
+    for shuffle in ("move", "among"):
+        now = stage(replace(PAPER, shuffle=shuffle), seed=seed, step=step)
+        rows = range(row, row + 1)
+        order = orders_of(now, seed=seed, step=step, rows=rows, scored=scored).rows(1)
+        position = order.position[0]
+        assert longest_rising(position.tolist()) >= 256 - rho(PAPER, step)
+        if shuffle == "among":
+            assert int((position != torch.arange(256)).sum()) <= rho(PAPER, step)
+        assert order.single_token_blocks
 
 
-def test_a_shuffled_row_is_the_library_order_of_its_seed() -> None:
+def longest_rising(values: list[int]) -> int:
+    """How many tokens can stay so that the others alone are out of turn."""
+    ends: list[int] = []
+    for value in values:
+        place = bisect_left(ends, value)
+        ends[place : place + 1] = [value]
+    return len(ends)
+
+
+def test_a_single_token_moves_or_stays_by_the_reading() -> None:
+    scored = torch.ones(64, 32, dtype=torch.bool)
+    for shuffle, leaves in (("move", True), ("among", False)):
+        now = Stage("shuffled", 1, shuffle)
+        order = orders_of(now, seed=0, step=0, rows=range(64), scored=scored)
+        moved = (order.position != torch.arange(32)).any(1)
+        assert bool(moved.all()) if leaves else not bool(moved.any())
+
+
+def test_rho_is_a_share_of_padded_rows_or_a_count_of_their_tokens() -> None:
+    """8 of 128 places: of 32 real tokens 2 are shuffled on average, or 8."""
+    scored = torch.arange(128).expand(400, 128) < 32
+    for rho_of, expected in (("window", 2.0), ("tokens", 8.0)):
+        now = Stage("shuffled", 8, "move", rho_of)
+        order = orders_of(now, seed=0, step=0, rows=range(400), scored=scored)
+        out = [32 - longest_rising(row[:32]) for row in order.position.tolist()]
+        # a moved token may land where it is in turn, so the count is at most rho
+        assert 0.75 * expected < sum(out) / len(out) <= expected
+
+
+@pytest.mark.parametrize("shuffle", ["move", "among"])
+def test_a_shuffled_row_is_the_library_order_of_its_seed(shuffle: str) -> None:
     scored = torch.ones(3, 32, dtype=torch.bool)
-    rows = orders_of(Stage("shuffled", 8), seed=7, step=5, rows=range(4, 7), scored=scored)
+    now = Stage("shuffled", 8, shuffle)
+    rows = orders_of(now, seed=7, step=5, rows=range(4, 7), scored=scored)
     for index, row in enumerate(range(4, 7)):
         generator = torch.Generator().manual_seed(seed_of(7, 5, row))
-        assert torch.equal(
-            rows.position[index], orders.shuffled(32, 8, generator=generator).position
-        )
+        order = orders.shuffled(32, 8, how=shuffle, generator=generator)
+        assert torch.equal(rows.position[index], order.position)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -25,7 +25,6 @@ from armd.bench.eval import bench_eval
 from armd.errors import ArmdError
 from armd.eval.perplexity import Scoring, perplexity
 from armd.eval.ppl import eval_ppl, shown, used
-from armd.eval.report import report
 from armd.eval.scorer import CausalScorer
 from armd.eval.windows import PROTOCOLS
 
@@ -38,7 +37,7 @@ def score(model, protocol="exact", *, texts=LONG, window=16, **scoring):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS, "shuffled"])
 def test_uniform_is_v_and_all_knowing_is_1(protocol, order):
     uniform = score(stub(Known(-math.log(VOCABULARY))), protocol, order=order, draws=2)
     knowing = score(stub(Known(0.0)), protocol, order=order, draws=2)
@@ -189,6 +188,15 @@ def test_draws_have_an_error_and_a_tighter_bound():
     assert 0 < gap < 5 * math.hypot(found["nats_standard_error"], other["nats_standard_error"])
 
 
+def test_shuffled_orders_score_the_training_distribution():
+    model = loaded(tiny_armd())
+    plain = score(model)["nats_per_token"]
+    assert score(model, order="shuffled", rho=1, shuffle="among")["nats_per_token"] == plain
+    assert score(model, order="shuffled", rho=1)["nats_per_token"] != plain
+    with pytest.raises(ArmdError, match="--rho 0"):
+        score(model, order="shuffled", rho=0)
+
+
 def test_bits_per_byte_are_of_the_text():
     found = score(stub(Known(-math.log(2.0))))
     tokens, text = len(stream()), sum(len(text.encode()) for text in LONG)
@@ -234,18 +242,13 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, unchecked):
         eval_ppl(str(tmp_path), data=str(text))
 
 
-def test_a_model_that_only_bounds_is_marked_wherever_its_figures_stand(tmp_path, capsys):
+def test_a_model_that_only_bounds_is_marked():
     found = score(stub(Known(-1.0, bound=True)))
     assert found["bound"]
     settings = {"model": "bounded", "protocol": "exact", "window": 16, **used(Scoring(), True)}
     result = found | {"settings": settings}
-    assert "<=2.718" in shown([result], PROTOCOLS["exact"], Scoring(), 16, True)
-    rows = result | {"settings": settings | {"protocol": "rows"}}
-    (tmp_path / "a.json").write_text(json.dumps({"kind": "ppl", "results": [result, rows]}))
-    report((tmp_path,), out=tmp_path / "out")
-    text = (tmp_path / "out" / "report.md").read_text()
-    marked = [line for line in text.splitlines() if line.startswith("| ours: bounded")]
-    assert len(marked) == 3 and all("≤2.72" in line for line in marked)
+    said = shown([result], PROTOCOLS["exact"], Scoring(), 16, True)
+    assert "<=2.718" in said and "one draw has no standard error" in said
 
 
 def test_the_bench_times_both_sides_and_its_memory_does_not_grow(tmp_path, unchecked):

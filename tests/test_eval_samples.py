@@ -11,6 +11,7 @@ import pytest
 import torch
 from eval_models import loaded, saved, tiny_armd, tiny_gpt2, tokenizer
 
+from armd.baselines import config_of, model_class
 from armd.errors import ArmdError
 from armd.eval.generate_samples import draw
 from armd.eval.judge import Judge, averages, load_judge
@@ -84,6 +85,21 @@ def test_the_temperature_search_finds_the_entropy(tmp_path, capsys, unchecked):
     assert found["entropy_bits"] == pytest.approx(plain, abs=0.021)
     with pytest.raises(ArmdError, match="out of reach"):
         eval_samples(model, match_entropy=12.0, **options)
+
+
+def test_a_baseline_writes_in_as_many_steps_as_asked(tmp_path, capsys, unchecked):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_length": 32}
+    model = saved(model_class("mdlm")(config_of("mdlm", **sizes)).eval(), tmp_path / "model")
+    reader = saved(tiny_gpt2(), tmp_path / "judge")
+    options = {"judge": reader, "count": 3, "length": 16, "device": "cpu", "batch": 2}
+    found = eval_samples(model, steps=4, **options)
+    assert found["samples"] == 3 and found["steps"] == 4 and "streams" not in found
+    assert eval_samples(model, steps=4, **options)["retokenised"] == found["retokenised"]
+    with pytest.raises(ArmdError, match="use --steps"):
+        eval_samples(model, streams=2, **options)
+    with pytest.raises(ArmdError, match="takes --streams"):
+        eval_samples(saved(tiny_armd(), tmp_path / "ours"), steps=4, **options)
 
 
 def test_standard_errors_by_hand():

@@ -41,7 +41,7 @@ class Row:
 
 def bench_train(
     size: str = "small",
-    two_stream: tuple[int, ...] = (3, 6, 12),
+    two_stream: tuple[int, ...] = (3, 6, 9, 12),
     lengths: Annotated[
         str, tyro.conf.arg(help="texts of these lengths, as 256,1024,4096")
     ] = "1024",

@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 16
 """Batches read ahead and sorted by length, so that little is padded."""
+DRAWN = ("shuffled", "random", "masking")
+"""Orders that are drawn, so that their scores have an error."""
 
 
 @dataclass(frozen=True)
 class Scoring:
     """In which orders, and how many at a time, windows are scored."""
 
-    order: Literal["left-to-right", "random", "strided", "masking"] = "left-to-right"
-    """Exact left to right; random orders; strided runs side by side; a masking process."""
+    order: Literal["left-to-right", "shuffled", "random", "strided", "masking"] = "left-to-right"
+    """Exact left to right; as in training, rho tokens shuffled; random orders; strided runs side by
+    side; a masking process."""
+    rho: int = 32
+    """Tokens of a shuffled order."""
+    shuffle: Literal["move", "among"] = "move"
+    """How they are shuffled, as in `armd train`."""
     streams: int = 4
     """Runs of a strided order."""
     steps: int = 1024
@@ -124,7 +131,7 @@ def row_totals(
 
 def drawn(scoring: Scoring, bound: bool = False) -> int:
     """How many orders a window is scored in, or draws of a bound: a fixed order needs but one."""
-    return scoring.draws if bound or scoring.order in ("random", "masking") else 1
+    return scoring.draws if bound or scoring.order in DRAWN else 1
 
 
 def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
@@ -138,12 +145,15 @@ def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
     found = []
     for window in windows:
         n = len(window.ids)
+        source = seeded(scoring.seed, window.index, draw)
         if scoring.order == "strided":
             order = orders.strided(n, min(scoring.streams, n))
+        elif scoring.order == "shuffled":
+            rho = min(scoring.rho, n)
+            order = orders.shuffled(n, rho, how=scoring.shuffle, generator=source)
         elif scoring.order == "random":
-            order = orders.random(n, generator=seeded(scoring.seed, window.index, draw))
+            order = orders.random(n, generator=source)
         else:
-            source = seeded(scoring.seed, window.index, draw)
             order = orders.masking(n, scoring.steps, generator=source)
         found.append(padded(order, longest))
     return orders.stack(found)
@@ -208,7 +218,7 @@ def perplexity(
         "tokens_scored": sums.counted,
         "tokens_dropped": tally.dropped,
         "first_token": "scored" if first else "neither scored nor counted",
-        "bound": scorer.bound or scoring.order in ("random", "masking"),
+        "bound": scorer.bound or scoring.order in DRAWN,
         "seconds": round(time.perf_counter() - start, 3),
     }
 
@@ -271,7 +281,7 @@ def check(scorer: Scorer, protocol: Protocol, scoring: Scoring, window: int) -> 
         raise ArmdError("this model has its own noise and no orders; leave out --order")
     if scoring.order != "left-to-right" and not scorer.any_order:
         raise ArmdError("this model is autoregressive; score it with --order left-to-right")
-    for name in ("draws", "batch", "streams", "steps"):
+    for name in ("draws", "batch", "streams", "steps", "rho"):
         if getattr(scoring, name) < 1:
             raise ArmdError(f"--{name} {getattr(scoring, name)} must be at least 1")
     if scoring.limit is not None and scoring.limit < 1:

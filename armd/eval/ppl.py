@@ -10,7 +10,7 @@ import tyro
 
 from ..runtime.processes import ProcessGroup, process_group
 from .peer_detokenize import PEER_DETOKENIZERS
-from .perplexity import Scoring, drawn, perplexity
+from .perplexity import DRAWN, Scoring, drawn, perplexity
 from .results import progress, read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
 
@@ -114,9 +114,11 @@ def used(scoring: Scoring, bound: bool) -> dict[str, Any]:
     needs = {
         "streams": scoring.order == "strided",
         "steps": scoring.order == "masking",
+        "rho": scoring.order == "shuffled",
+        "shuffle": scoring.order == "shuffled",
         "order": not bound,
-        "draws": bound or scoring.order in ("random", "masking"),
-        "seed": bound or scoring.order in ("random", "masking"),
+        "draws": bound or scoring.order in DRAWN,
+        "seed": bound or scoring.order in DRAWN,
     }
     return {name: value for name, value in settings.items() if needs.get(name, True)}
 
@@ -156,6 +158,8 @@ def shown(
                 f"perplexity {result['perplexity_standard_error']:.3f}"
                 + (f", by log-mean-exp <={tight:.3f}" if tight else "")
             )
+        elif result["bound"]:
+            lines.append(f"{result['data']}: one draw has no standard error; --draws 4 gives one")
     return "\n".join(lines)
 
 
@@ -184,6 +188,7 @@ def order_line(scoring: Scoring, bound: bool) -> str:
     meaning = {
         "left-to-right": "exact log-likelihood",
         "strided": "exact log-likelihood of this block order",
+        "shuffled": "a bound: the mean over such orders of the exact log-likelihood of each",
         "random": "a bound: the mean over random orders of the exact log-likelihood of each",
         "masking": "a bound: the mean over draws of the masking process",
     }[scoring.order]

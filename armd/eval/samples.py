@@ -24,6 +24,7 @@ def eval_samples(
     count: int = 64,
     length: int | None = None,
     streams: int = 1,
+    steps: int | None = None,
     temperature: float = 1.0,
     match_entropy: float | None = None,
     seed: int = 0,
@@ -45,9 +46,10 @@ def eval_samples(
         count: Samples to make, or at most to read.
         length: Tokens of a sample; 1024, or the most that the model takes.
         streams: Tokens drawn at a time, where a model writes.
+        steps: Passes that a diffusion baseline may take for a batch; one a token if not given.
         temperature: Of the sampling, where a model writes.
         match_entropy: Search the temperature whose samples have this entropy, in bits.
-        seed: Of the sampling; sample i is the same whatever the batch.
+        seed: Of the sampling; sample i is the same whatever the batch, but of a baseline not.
         batch: Texts written or judged at a time.
         tokenizer: The model's, if its folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
@@ -77,6 +79,7 @@ def eval_samples(
             count=count,
             length=length,
             streams=streams,
+            steps=steps,
             temperature=temperature,
             match_entropy=match_entropy,
             seed=seed,
@@ -152,6 +155,7 @@ def shown(result: dict[str, Any]) -> str:
     lines.append(f"distinct-n {share}; repeated 4-grams {result['repetition_4']:.3f}")
     lines.append(f"MAUVE: {result['mauve']}")
     names = ("judge", "precision", "samples", "mean_tokens", "cut", "form", "model", "streams")
+    names += ("steps",)
     names += ("temperature", "seed", "sampling_precision")
     lines.append(", ".join(f"{name} {result[name]}" for name in names if name in result))
     lines.append(

@@ -155,14 +155,35 @@ def random(n: int, *, generator: torch.Generator | None = None) -> Order:
     return _one_by_one(torch.randperm(_length(n), generator=generator))
 
 
-def shuffled(n: int, rho: int, *, generator: torch.Generator | None = None) -> Order:
-    """Left to right, but `rho` places, chosen at random, are shuffled among themselves."""
+def shuffled(
+    n: int, rho: int, *, how: str = "among", generator: torch.Generator | None = None
+) -> Order:
+    """Left to right, but for `rho` tokens, chosen at random: shuffled among their own places (how
+    "among"), or each moved to a place of its own, anywhere (how "move")."""
     if not 0 <= rho <= _length(n):
         raise ArmdError(f"rho {rho} must be between 0 and the {n} tokens there are to shuffle")
-    position = torch.arange(n)
-    places = torch.randperm(n, generator=generator)[:rho]
-    position[places] = places[torch.randperm(rho, generator=generator)]
-    return _one_by_one(position)
+    chosen = torch.randperm(n, generator=generator)[:rho]
+    return _one_by_one(taken_out_of_turn(n, chosen, how, generator))
+
+
+def taken_out_of_turn(
+    n: int, chosen: Int[Tensor, "rho"], how: str, generator: torch.Generator | None
+) -> Int[Tensor, "n"]:
+    """The positions 0..n-1, the chosen ones elsewhere, the others in their order."""
+    if how not in ("among", "move"):
+        raise ArmdError(f"no way to shuffle '{how}'; use 'among' or 'move'")
+    position, count = torch.arange(n), len(chosen)
+    if how == "among":
+        position[chosen] = chosen[torch.randperm(count, generator=generator)]
+        return position
+    if count == 1 < n:  # a single token leaves its place
+        slots = (chosen + torch.randint(1, n, (1,), generator=generator)) % n
+    else:
+        slots = torch.randperm(n, generator=generator)[:count]
+    stays, free = torch.ones(2, n, dtype=torch.bool)
+    stays[chosen], free[slots] = False, False
+    position[free], position[slots] = stays.nonzero().flatten(), chosen
+    return position
 
 
 def strided(n: int, streams: int) -> Order:

@@ -40,7 +40,7 @@ def mini() -> Scale:
     base = Recipe(
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
-        curriculum=Curriculum(steps=2_520, i_ar=57, i_perm=303, rho=4),
+        curriculum=Curriculum(steps=2_520, i_ar=57, i_perm=303, rho=4, shuffle="among"),
         optimizer=Optimizer(batch_size=5, learning_rate=1e-3, warmup=90, schedule="cosine"),
         report=Report(
             log_every=20, validate_every=252, validate_rows=32, checkpoint_every=840, keep=1
@@ -73,7 +73,7 @@ def tiny() -> Scale:
     base = replace(
         large.base,
         network=network,
-        curriculum=Curriculum(steps=6, i_ar=1, i_perm=3, rho=2),
+        curriculum=Curriculum(steps=6, i_ar=1, i_perm=3, rho=2, shuffle="among"),
         optimizer=replace(large.base.optimizer, batch_size=4, warmup=2),
         report=short,
     )

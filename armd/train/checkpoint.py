@@ -93,8 +93,10 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run."""
 
-    def __init__(self, folder: Path, *, keep: int, group: ProcessGroup) -> None:
-        self.folder, self.keep, self.group = folder, keep, group
+    def __init__(
+        self, folder: Path, *, keep: int, group: ProcessGroup, keep_at: tuple[int, ...] = ()
+    ) -> None:
+        self.folder, self.keep, self.group, self.keep_at = folder, keep, group, keep_at
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         if group.first:
@@ -190,12 +192,13 @@ class Checkpoints:
         return Checkpoint(place, facts)
 
     def _remove_old(self) -> None:
-        """All but the last few and the best on held-out text."""
+        """All but the last few, the best on held-out text, and those that were asked for."""
         steps = self.steps()
         scores = {step: self._score(step) for step in steps}
         best = min(steps, key=lambda step: scores[step])
+        stay = {*self.keep_at, *([best] if scores[best] < float("inf") else [])}
         for step in steps[: -self.keep]:
-            if step != best:
+            if step not in stay:
                 away = self.folder / f".{name_of(step)}.old"
                 (self.folder / name_of(step)).rename(away)
                 shutil.rmtree(away, ignore_errors=True)
@@ -279,3 +282,17 @@ def damage(folder: Path) -> str | None:
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:
     place = folder / name_of(step)
     return Checkpoint(place, json.loads((place / FACTS).read_text()))
+
+
+def checkpoint_of(run: str, step: int) -> Checkpoint:
+    """The whole checkpoint of one step of a run."""
+    folder = Path(run) / "checkpoints"
+    if step not in steps_in(folder):
+        there = ", ".join(map(str, steps_in(folder))) or "none"
+        fix = f"train it with --keep-at {step}"
+        raise ArmdError(f"{run} has no checkpoint of step {step} (it has {there}); {fix}")
+    if wrong := damage(folder / name_of(step)):
+        raise ArmdError(
+            f"the checkpoint of step {step} in {run} is damaged ({wrong}); copy it anew"
+        )
+    return open_checkpoint(folder, step)

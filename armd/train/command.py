@@ -23,7 +23,7 @@ def parse(words: Sequence[str]) -> Recipe:
     each option."""
     import tyro
 
-    words = list(words)
+    words = _spread(list(words), "--keep-at")
     name = words.pop(0) if words and not words[0].startswith("-") else ""
     if not name:
         _explain(words)
@@ -62,6 +62,12 @@ def _taken(words: list[str], option: str, what: str) -> tuple[str | None, list[s
         if word == option:
             raise ArmdError(f"{option} needs {what}")
     return None, words
+
+
+def _spread(words: list[str], option: str) -> list[str]:
+    """OPTION 1,2,3 as the words OPTION 1 2 3."""
+    given, rest = _taken(words, option, "whole numbers, as 60000,120000")
+    return [*rest, option, *given.split(",")] if given and "," in given else words
 
 
 def _explain(words: list[str]) -> None:

@@ -19,6 +19,8 @@ class Stage:
     kind: str
     """shuffled, strided, random, masking or infill"""
     amount: int = 0
+    shuffle: str = Curriculum.shuffle
+    rho_of: str = Curriculum.rho_of
 
     def __str__(self) -> str:
         names = {"shuffled": "rho", "strided": "S", "masking": "T"}
@@ -49,7 +51,7 @@ def stage(curriculum: Curriculum, *, seed: int, step: int) -> Stage:
             return Stage(kind, amount)
         draw -= share
     if step < c.steps:
-        return Stage("shuffled", rho(c, step))
+        return Stage("shuffled", rho(c, step), c.shuffle, c.rho_of)
     choice = int(torch.randint(len(c.streams), (), generator=generator))
     return Stage("strided", c.streams[choice])
 
@@ -61,7 +63,8 @@ def orders_of(
     one, so that no real token sees them."""
     n = scored.shape[1]
     real = [n] * len(rows) if bool(scored.all()) else _real_lengths(scored)
-    if min(real) == n and (now.kind == "strided" or now == Stage("shuffled", 0)):
+    plain = now.kind == "shuffled" and not now.amount
+    if min(real) == n and (now.kind == "strided" or plain):
         return orders.strided(n, min(now.amount, n)) if now.amount else orders.left_to_right(n)
     generator = torch.Generator()
     position = torch.arange(n).repeat(len(rows), 1)
@@ -89,9 +92,10 @@ def _fill(
     if not length:
         return
     if now.kind == "shuffled":  # as order.shuffled, without its checks
-        count = min(now.amount, length)
-        places = torch.randperm(length, generator=generator)[:count]
-        position[places] = places[torch.randperm(count, generator=generator)]
+        slots = len(position) if now.rho_of == "window" else length
+        chosen = torch.randperm(slots, generator=generator)[: now.amount]
+        chosen = chosen[chosen < length]  # those that fall on pads do nothing
+        position[:length] = orders.taken_out_of_turn(length, chosen, now.shuffle, generator)
         return
     if now.kind == "random":
         position[:length] = torch.randperm(length, generator=generator)

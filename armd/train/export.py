@@ -15,7 +15,7 @@ from ..runtime.atomic_files import damaged_files, put_folder, write_sums
 from ..runtime.tensor_files import write_tensors
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
 
-EXPORT = "export"
+EXPORT, KEPT = "export", "exports"
 
 
 def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Path) -> None:

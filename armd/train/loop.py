@@ -21,10 +21,10 @@ from ..errors import ArmdError
 from ..runtime.device import find_device
 from ..runtime.memory import check_memory, keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
-from .checkpoint import Checkpoint, Checkpoints
+from .checkpoint import Checkpoint, Checkpoints, checkpoint_of, name_of
 from .curriculum import Stage
 from .distributed import unwrapped
-from .export import EXPORT, export, exported_step
+from .export import EXPORT, KEPT, export, exported_step
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
 from .run_folder import Metrics, open_run
@@ -111,15 +111,18 @@ class Run:
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
         self.trainer = self.make_trainer()
-        self.checkpoints = Checkpoints(
-            self.folder / "checkpoints", keep=recipe.report.keep, group=group
-        )
+        kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at}
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", group=group, **kept)
         found = self.checkpoints.newest()
-        self.step = found.step if found else 0
+        if found is None and recipe.start_step:
+            self.trainer.resume(checkpoint_of(recipe.start, recipe.start_step))
+        self.step = found.step if found else recipe.start_step
         if found:
             self.trainer.resume(found)
             # a kill may have come between the checkpoint and its export
-            if group.first and exported_step(self.folder / EXPORT) != found.step:
+            if group.first and not all(
+                exported_step(out) == found.step for out in self.outs(found)
+            ):
                 self._export(found)
         self.heldout: list[Any] = []
         if recipe.report.validate_every:
@@ -198,7 +201,8 @@ class Run:
             score = self._validate(view) if due(self.step, every.validate_every) or last else None
             if due(self.step, every.sample_every):
                 self._sample()
-            if due(self.step, every.checkpoint_every) or last or out.stop:
+            kept = self.step in every.keep_at
+            if due(self.step, every.checkpoint_every) or kept or last or out.stop:
                 self._save(score)
             if out.stop:
                 return out.stop
@@ -255,9 +259,17 @@ class Run:
         metrics = self.metrics.text if self.metrics else ""
         self.checkpoints.save(facts, self.trainer.state(), metrics, self._export)
 
+    def outs(self, checkpoint: Checkpoint) -> list[Path]:
+        """Where the weights of a checkpoint go: the newest, and those that are to be kept."""
+        kept = self.folder / KEPT / name_of(checkpoint.step)
+        asked = checkpoint.step in self.recipe.report.keep_at
+        return [*([kept] if asked else []), self.folder / EXPORT]
+
     def _export(self, checkpoint: Checkpoint) -> None:
         config = self.recipe.config(self.dataset.vocab_size)
-        export(checkpoint, config, self.dataset.folder / "tokenizer", self.folder / EXPORT)
+        for out in self.outs(checkpoint):
+            out.parent.mkdir(exist_ok=True)
+            export(checkpoint, config, self.dataset.folder / "tokenizer", out)
 
     def _sample(self) -> None:
         """A text or two in RUN/samples. A model in shares cannot write: use its export."""

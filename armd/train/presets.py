@@ -67,7 +67,9 @@ def mini() -> Recipe:
     return Recipe(
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
-        curriculum=Curriculum(steps=4_000, i_ar=90, i_perm=480, rho=4, sbp_steps=500),
+        curriculum=Curriculum(
+            steps=4_000, i_ar=90, i_perm=480, rho=4, shuffle="among", sbp_steps=500
+        ),
         optimizer=Optimizer(batch_size=8, learning_rate=1.5e-3, warmup=50, schedule="cosine"),
         report=Report(
             log_every=20,
@@ -86,7 +88,9 @@ def demo() -> Recipe:
     return replace(
         base,
         preset="demo",
-        curriculum=Curriculum(steps=900, i_ar=100, i_perm=300, rho=4, sbp_steps=300),
+        curriculum=Curriculum(
+            steps=900, i_ar=100, i_perm=300, rho=4, shuffle="among", sbp_steps=300
+        ),
         optimizer=replace(base.optimizer, batch_size=10),
         report=replace(
             base.report,

@@ -57,6 +57,12 @@ class Curriculum:
     """From this step on rho positions are shuffled; from i_ar to here their number rises from 1."""
     rho: int = 32
     """Positions that are shuffled in the end."""
+    shuffle: Literal["move", "among"] = "move"
+    """How they are shuffled: each token moves to any place, or they change places among themselves
+    (then a single one stays where it is)."""
+    rho_of: Literal["window", "tokens"] = "window"
+    """What rho counts in padded rows: places of the window, so that a row's own tokens are shuffled
+    in proportion; or the row's own tokens."""
     sbp_steps: int = 0
     """Steps of the strided phase that follows: blocks of S tokens, S drawn for each step."""
     streams: tuple[int, ...] = (1, 2, 4)
@@ -120,6 +126,8 @@ class Report:
     """Steps between two checkpoints."""
     keep: int = 2
     """How many of the last checkpoints to keep; the best one is kept, too."""
+    keep_at: tuple[int, ...] = ()
+    """Steps whose checkpoints are kept as well, as 60000,120000, and exported to RUN/exports."""
     tensorboard: bool = False
     """Write TensorBoard files to RUN/tensorboard."""
 
@@ -180,6 +188,9 @@ class Recipe:
     """The run's folder."""
     start: str = ""
     """Take the first weights from here: a run, or an exported model."""
+    start_step: int = 0
+    """Go on from the checkpoint of this step of the run `start`, optimizer state and all, as if the
+    run had been this one; 0 takes its weights alone and begins at step 0."""
     network: Network = field(default_factory=Network)
     curriculum: Curriculum = field(default_factory=Curriculum)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -207,6 +218,11 @@ class Recipe:
         shares = (c.p_random, c.p_masking, c.p_infill)
         if sum(shares) > 1:
             raise ArmdError("--p-random, --p-masking and --p-infill must be shares that fit into 1")
+        if self.start_step and (not self.start or self.start_step >= c.total):
+            raise ArmdError(
+                f"--start-step {self.start_step} needs --start, a run, and more steps than that; "
+                f"this recipe has {c.total}"
+            )
         self._check_orders()
 
     def _check_orders(self) -> None:

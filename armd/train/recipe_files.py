@@ -66,6 +66,6 @@ def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
         for f in dataclasses.fields(one):
             if getattr(one, f.name) != getattr(two, f.name):
                 yield f.name, getattr(one, f.name), getattr(two, f.name)
-    for name in ("model", "seed", "start"):
+    for name in ("model", "seed", "start", "start_step"):
         if getattr(a, name) != getattr(b, name):
             yield name, getattr(a, name), getattr(b, name)

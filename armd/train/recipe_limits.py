@@ -53,6 +53,7 @@ LIMITS: dict[str, dict[str, tuple[float, float]]] = {
         "sample_every": (0, STEPS),
         "checkpoint_every": (0, STEPS),
         "keep": (1, 10**6),
+        "keep_at": (1, STEPS),
     },
     "machine": {"micro_batch": (1, 2**24)},
 }
@@ -66,6 +67,7 @@ def check_limits(recipe: Recipe) -> None:
             for value in found if isinstance(found, tuple) else (found,):
                 check_between(f"--{name.replace('_', '-')}", value, low, high)
     check_between("--seed", recipe.seed, -(2**63), 2**63 - 1)
+    check_between("--start-step", recipe.start_step, 0, STEPS)
 
 
 def check_between(name: str, value: Any, low: float, high: float) -> None:

@@ -17,6 +17,8 @@ from .presets import PRESETS, preset
 from .recipe import Recipe
 from .recipe_files import as_json, differences, from_dict
 
+EARLIER = {"shuffle": "among", "rho_of": "tokens"}
+"""What the curriculum of a run does whose config.json was written before these fields were."""
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
 
 
@@ -101,6 +103,8 @@ def read_recipe(folder: Path | str) -> Recipe:
     if not isinstance(values, dict):
         raise ArmdError(f"{path} is damaged: it holds no table of fields; put its copy back")
     name = values.get("preset", "")
+    if isinstance(values.get("curriculum"), dict):
+        values["curriculum"] = EARLIER | values["curriculum"]
     return from_dict(
         values, preset(name) if isinstance(name, str) and name in PRESETS else Recipe(), str(path)
     )

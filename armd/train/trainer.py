@@ -111,7 +111,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
     torch.manual_seed(seed_of(recipe.seed, "weights"))
     kind = model_class(recipe.model)
     model = kind(recipe.config(vocab_size))
-    if recipe.start:
+    if recipe.start and not recipe.start_step:
         given = kind.from_pretrained(model_folder(recipe.start)).state_dict()
         try:
             load_weights(model, given, recipe.start)

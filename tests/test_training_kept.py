@@ -1,0 +1,61 @@
+"""Laws: checkpoints that were asked for stay, and another run can go on from one of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from training_help import final_state, prepare_corpus, run, tiny  # noqa: E402
+
+from armd.errors import ArmdError  # noqa: E402
+from armd.train.checkpoint import steps_in  # noqa: E402
+from armd.train.command import parse  # noqa: E402
+from armd.train.export import exported_step  # noqa: E402
+from armd.train.loop import train  # noqa: E402
+from armd.train.recipe_files import as_json  # noqa: E402
+from armd.train.run_folder import read_recipe  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def test_steps_that_are_asked_for_are_kept_and_exported(data: Path, tmp_path: Path) -> None:
+    recipe = tiny(data, tmp_path / "run", keep_at=(4, 6), keep=1, validate_every=0)
+    assert run(recipe) == 0
+    assert steps_in(tmp_path / "run" / "checkpoints") == [4, 6, 16]
+    for step in (4, 6):
+        assert exported_step(tmp_path / "run" / "exports" / f"step-{step:08d}") == step
+
+
+def test_a_run_that_goes_on_from_anothers_step_is_that_run(data: Path, tmp_path: Path) -> None:
+    """The strided phase from a kept checkpoint, optimizer state and all, equals one long run."""
+    same: dict[str, Any] = {"schedule": "constant", "validate_every": 0}
+    assert run(tiny(data, tmp_path / "base", sbp_steps=0, keep_at=(12,), **same)) == 0
+    assert run(tiny(data, tmp_path / "long", **same)) == 0
+    base = str(tmp_path / "base")
+    assert run(tiny(data, tmp_path / "fork", start=base, start_step=12, **same)) == 0
+    assert final_state(tmp_path / "fork") == final_state(tmp_path / "long")
+    with pytest.raises(ArmdError, match=r"no checkpoint of step 7 .*--keep-at 7"):
+        train(tiny(data, tmp_path / "other", start=base, start_step=7, **same))
+    with pytest.raises(ArmdError, match="--start-step 16"):
+        tiny(data, tmp_path / "other", start=base, start_step=16).check()
+
+
+def test_steps_to_keep_are_a_list_of_numbers() -> None:
+    given = ["--data", "d", "--out", "o"]
+    for words in (["--keep-at", "60,120"], ["--keep-at=60,120"], ["--keep-at", "60", "120"]):
+        assert parse(["mini", *words, *given]).report.keep_at == (60, 120)
+    with pytest.raises(ArmdError, match="--keep-at 0"):
+        parse(["mini", "--keep-at", "0", *given]).check()
+
+
+def test_a_run_of_an_earlier_version_keeps_its_reading_of_rho(data: Path, tmp_path: Path) -> None:
+    recipe = tiny(data, tmp_path)
+    text = as_json(recipe).replace('"shuffle": "among",', "").replace('"rho_of": "window",', "")
+    (tmp_path / "config.json").write_text(text)
+    found = read_recipe(tmp_path).curriculum
+    assert (found.shuffle, found.rho_of) == ("among", "tokens")
