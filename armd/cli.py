@@ -40,7 +40,6 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval samples": ("eval.samples", "eval_samples", "judge generated text"),
     "eval infill": ("eval.infill", "eval_infill", "what context on both sides buys"),
     "reproduce": ("reproduce.command", "reproduce", "the paper's experiments in miniature"),
-    "report": ("eval.report", "report", "the paper's tables, its figures beside ours"),
     "plot": ("plots.curves", "plot_curves", "draw the curves of runs"),
     "plot order": (
         "plots.orders",
