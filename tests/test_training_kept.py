@@ -55,7 +55,7 @@ def test_steps_to_keep_are_a_list_of_numbers() -> None:
 
 def test_a_run_of_an_earlier_version_keeps_its_reading_of_rho(data: Path, tmp_path: Path) -> None:
     recipe = tiny(data, tmp_path)
-    text = as_json(recipe).replace('"shuffle": "among",', "").replace('"rho_of": "window",', "")
+    text = as_json(recipe).replace('"shuffle": "among",', "").replace('"rho_of": "tokens",', "")
     (tmp_path / "config.json").write_text(text)
     found = read_recipe(tmp_path).curriculum
     assert (found.shuffle, found.rho_of) == ("among", "tokens")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..errors import ArmdError
-from ..train.presets import owt_small
 from ..train.recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
 
 
@@ -40,7 +39,9 @@ def mini() -> Scale:
     base = Recipe(
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
-        curriculum=Curriculum(steps=2_520, i_ar=57, i_perm=303, rho=4, shuffle="among"),
+        curriculum=Curriculum(
+            steps=2_520, i_ar=57, i_perm=303, rho=4, shuffle="among", rho_of="tokens"
+        ),
         optimizer=Optimizer(batch_size=5, learning_rate=1e-3, warmup=90, schedule="cosine"),
         report=Report(
             log_every=20, validate_every=252, validate_rows=32, checkpoint_every=840, keep=1
@@ -73,7 +74,7 @@ def tiny() -> Scale:
     base = replace(
         large.base,
         network=network,
-        curriculum=Curriculum(steps=6, i_ar=1, i_perm=3, rho=2, shuffle="among"),
+        curriculum=Curriculum(steps=6, i_ar=1, i_perm=3, rho=2, shuffle="among", rho_of="tokens"),
         optimizer=replace(large.base.optimizer, batch_size=4, warmup=2),
         report=short,
     )
@@ -90,31 +91,13 @@ def tiny() -> Scale:
     )
 
 
-def paper() -> Scale:
-    """GPT-2 small on OpenWebText, as the paper; for a cluster."""
-    base = owt_small()
-    base = replace(base, curriculum=replace(base.curriculum, sbp_steps=0))
-    return Scale(
-        base=base,
-        judge=replace(base, network=Network(d_model=1024, n_layers=24, n_heads=16)),
-        source="hf:Skylion007/openwebtext",
-        tokenizer="gpt2",
-        heldout_rows=4_096,
-        draws=4,
-        samples=1_024,
-        judged=1_024,
-        seeds=(0,),
-        jobs=1,
-    )
-
-
-SCALES: dict[str, Callable[[], Scale]] = {"mini": mini, "tiny": tiny, "paper": paper}
+SCALES: dict[str, Callable[[], Scale]] = {"mini": mini, "tiny": tiny}
 
 
 def scale(name: str) -> Scale:
     """The scale called `name`."""
     if name not in SCALES:
         near = difflib.get_close_matches(name, SCALES, n=1, cutoff=0.3)
-        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(SCALES)}"
+        hint = f"did you mean '{near[0]}'?" if near else f"use {', '.join(SCALES)} or paper"
         raise ArmdError(f"no scale '{name}'; {hint}")
     return SCALES[name]()

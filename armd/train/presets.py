@@ -68,7 +68,7 @@ def mini() -> Recipe:
         preset="mini",
         network=Network(d_model=128, n_layers=4, n_two_stream=2, n_heads=4, length=128),
         curriculum=Curriculum(
-            steps=4_000, i_ar=90, i_perm=480, rho=4, shuffle="among", sbp_steps=500
+            steps=4_000, i_ar=90, i_perm=480, rho=4, shuffle="among", rho_of="tokens", sbp_steps=500
         ),
         optimizer=Optimizer(batch_size=8, learning_rate=1.5e-3, warmup=50, schedule="cosine"),
         report=Report(
@@ -89,7 +89,7 @@ def demo() -> Recipe:
         base,
         preset="demo",
         curriculum=Curriculum(
-            steps=900, i_ar=100, i_perm=300, rho=4, shuffle="among", sbp_steps=300
+            steps=900, i_ar=100, i_perm=300, rho=4, shuffle="among", rho_of="tokens", sbp_steps=300
         ),
         optimizer=replace(base.optimizer, batch_size=10),
         report=replace(
