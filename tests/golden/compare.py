@@ -10,7 +10,7 @@ import armd
 
 
 def main() -> int:
-    file = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("golden.json")
+    file = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("decoding.json")
     kept, count = golden(file), 0
     print(f"armd of {Path(armd.__file__).parent}")
     if kept["machine"] != machine():
