@@ -100,7 +100,8 @@ def test_its_export_loads_by_its_config_alone(trained: tuple[str, Path]) -> None
     assert type(model) is model_class(name)
     config = json.loads((out / "export" / "config.json").read_text())
     assert config["architectures"] == [type(model).__name__]
-    assert config.get("block_size", 1) == int(name.removeprefix("bd3lm-")) if "bd3" in name else 1
+    block = int(name.removeprefix("bd3lm-")) if name.startswith("bd3lm-") else 1
+    assert config.get("block_size", 1) == block
     kept = best_checkpoint(out).shapes("model/")
     assert {f"model/{key}" for key, _ in model.named_parameters()} == set(kept)
 

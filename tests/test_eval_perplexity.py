@@ -251,7 +251,7 @@ def test_a_model_that_only_bounds_is_marked():
     assert "<=2.718" in said and "one draw has no standard error" in said
 
 
-def test_the_bench_times_both_sides_and_its_memory_does_not_grow(tmp_path, unchecked):
+def test_the_bench_times_the_same_tokens_on_both_sides(tmp_path, unchecked):
     model = saved(tiny_armd(), tmp_path / "model")
     (tmp_path / "text.txt").write_text("some words of text\n" * 400)
     cost = bench_eval(
