@@ -1,6 +1,7 @@
 """Laws: adapting teaches other orders, is safe against kills, and its adapter is what it says."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from convert_help import WORDS, source_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from armd import order as orders  # noqa: E402
-from armd.convert.adapter import apply_adapter  # noqa: E402
+from armd.convert.adapter import Merging, apply_adapter  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
+from armd.runtime.atomic_files import damaged_files  # noqa: E402
 from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
 from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
 from armd.train.distilled_loss import distance_to_the_right, distilled_loss  # noqa: E402
@@ -95,6 +97,21 @@ def test_another_base_is_refused_by_its_checksum(base: Path, run: Path, tmp_path
     convert(str(base.parent / "source"), tmp_path / "ours", adapter=run / "adapter")
     one, two = (load_file(f / "model.safetensors") for f in (tmp_path / "ours", run / "export"))
     assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+def test_base_adapter_and_merged_model_have_checksums(
+    base: Path, run: Path, tmp_path: Path
+) -> None:
+    for folder in (base, run / "adapter", run / "export"):
+        assert damaged_files(folder) == []
+    for file in sorted((run / "adapter").iterdir()):
+        copy = tmp_path / file.name
+        shutil.copytree(run / "adapter", copy)
+        data = bytearray(file.read_bytes())
+        data[-2] ^= 1
+        (copy / file.name).write_bytes(data)
+        with pytest.raises(ArmdError, match=r"damaged|cannot read"):
+            Merging(copy)
 
 
 @pytest.mark.parametrize("stopped", [3, 4])

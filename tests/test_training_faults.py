@@ -251,6 +251,9 @@ def test_another_dataset_is_refused(data: Path, whole: Path, tmp_path: Path) -> 
 
     digest = open_dataset(data).manifest["tokenizer"]["hash"]
     (other / "manifest.json").write_text(manifest.replace(digest, "0" * len(digest)))
+    with pytest.raises(ArmdError, match=r"manifest.json has another checksum"):
+        train(tiny(other, whole))
+    (other / "sha256.json").unlink()
     with pytest.raises(ArmdError, match="tokenizer"):
         train(tiny(other, whole))
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -27,13 +28,22 @@ class Tally:
     """One kind of fault: how often it was tried, and what did not survive it."""
 
     kind: str
+    seed: int = 0
     tried: int = 0
     failures: list[str] = field(default_factory=list)
+    kept: Callable[[], None] = lambda: None
+    """Called after each try, to write the counts down."""
 
     def add(self, what: str, wrong: str | None) -> None:
         self.tried += 1
         if wrong:
             self.failures.append(f"{what}: {wrong}")
+        self.kept()
+
+    def draw(self, *more: int) -> random.Random:
+        """What decides the next try: it follows from the seed, the kind and its number alone, so
+        that a campaign that was stopped goes on as if it had not been."""
+        return random.Random(" ".join(map(str, (self.seed, self.kind, self.tried, *more))))
 
     @property
     def row(self) -> str:
@@ -57,6 +67,8 @@ class Ended:
             return self.said.strip().splitlines()[-1][:200]
         if self.code not in (0, 2):
             return f"ended with {self.code}"
+        if self.code == 2 and not self.said.strip():
+            return "ended with 2 and no reason"
         return None
 
 
@@ -66,18 +78,17 @@ def context() -> Any:
     return made
 
 
-def child(words: Sequence[str], log: str, before: Callable[[], None] | None) -> None:
+def child(words: Sequence[str], log: str, here: str) -> None:
     """The command as a shell would start it, with what it says in a file."""
     handle = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    os.chdir(here)
     import torch
 
     from armd import cli
 
     torch.set_num_threads(1)
-    if before is not None:
-        before()
     sys.argv = ["armd", *words]
     cli.main()
 
@@ -87,13 +98,17 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.context, self.log, self.count = context(), folder / "logs", 0
-        self.log.mkdir()
+        self.here = folder / "here"
+        for made in (self.log, self.here):
+            made.mkdir()
 
-    def start(self, words: Sequence[object], before: Callable[[], None] | None = None) -> Any:
+    def start(self, words: Sequence[object]) -> Any:
         self.count += 1
         log = self.log / f"{self.count:05d}.txt"
         process = self.context.Process(
-            target=child, args=([str(word) for word in words], str(log), before), daemon=True
+            target=child,
+            args=([str(word) for word in words], str(log), str(self.here)),
+            daemon=True,
         )
         process.start()
         process.log = log
@@ -106,19 +121,23 @@ class Commands:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
         text = process.log.read_text("utf-8", "replace") if process.log.exists() else ""
+        process.log.unlink(missing_ok=True)
         return Ended(code, text)
 
-    def run(self, *words: object, before: Callable[[], None] | None = None) -> Ended:
-        return self.end(self.start(words, before))
+    def run(self, *words: object) -> Ended:
+        return self.end(self.start(words))
 
-    def killed(self, words: Sequence[object], seconds: float) -> bool:
-        """Start it and kill it after so many seconds; False if it had ended before."""
+    def killed(self, words: Sequence[object], seconds: float, once: Path | None = None) -> bool:
+        """Start it and kill it after so many seconds, counted from when `once` is there; False if
+        it had ended before."""
         process = self.start(words)
+        while once is not None and process.exitcode is None and not once.exists():
+            time.sleep(0.0005)
         process.join(seconds)
         alive = process.exitcode is None
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        self.end(process)
         return alive
 
     def seconds(self, *words: object) -> float:
@@ -131,16 +150,21 @@ class Commands:
 
 
 def digest(place: Path) -> str:
-    """Of a file, or of every name and byte below a folder; times of day and speeds left out."""
+    """Of a file, or of every name and byte below a folder; speeds left out."""
     total = hashlib.sha256()
     files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
     for file in files:
-        total.update(file.relative_to(place.parent).as_posix().encode())
+        total.update(file.relative_to(place).as_posix().encode())
         total.update(_lasting(file))
     return total.hexdigest()
 
 
 def _lasting(file: Path) -> bytes:
+    """A file's content without the speeds in metrics.jsonl, and without the checksum over them."""
+    if file.name == "sha256.json":
+        sums = json.loads(file.read_text())
+        sums.pop("metrics.jsonl", None)
+        return json.dumps(sums).encode()
     if file.name != "metrics.jsonl":
         return file.read_bytes()
     rows = [json.loads(line) for line in file.read_text().splitlines()]

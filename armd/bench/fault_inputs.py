@@ -1,72 +1,91 @@
-"""What a campaign sends that is wrong: damaged folders, bad command lines, hostile requests."""
+"""What a campaign gives to commands that is wrong: damaged folders and bad command lines."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
-import socket
-import threading
-import time
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .fault_child import Tally
+from .fault_jobs import TINY, Bench
+from .fault_requests import VALUES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .faults import Bench
-
-NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e9", "1e99", "-0.5", "1e-99", "9" * 30, "x", "")
-VALUES: tuple[Any, ...] = (
-    *(None, True, -1, 0, 10**9, 10**30, 0.5, float("nan"), "x", "", [], [[]], {}, {"a": 1}),
-    *("../../etc/passwd", "/etc/passwd", "a" * 10_000, [10**9], "\ud800"),
-)
-
-
-def damaged_folders(bench: Bench, count: int, draw: random.Random) -> Tally:
-    """One file of a run, a model or a dataset is damaged; whoever opens it goes on with the same
-    result, or says in one line what is wrong."""
-    tally = Tally("damaged run, model or dataset")
-    whole = bench.place / "whole"
-    for number in range(count):
-        copy = bench.place / f"damaged-{number}"
-        kind = draw.choice(["run", "run", "model", "dataset"])
-        origin = {"run": whole / "train", "model": whole / "train" / "export"}
-        shutil.copytree(origin.get(kind, whole / "prepare"), copy)
-        files = sorted(p for p in copy.rglob("*") if p.is_file() and p.suffix != ".py")
-        file = draw.choice(files)
-        how = damage_file(file, draw)
-        words = {
-            "run": bench.words("train", copy),
-            "model": ("generate", copy, "--length", 8),
-            "dataset": ("train", "mini", "--data", copy, "--out", copy / "run", *_tiny()),
-        }[kind]
-        ended = bench.run.run(*words)
-        what = f"{kind}, {file.relative_to(copy)} {how}"
-        wrong = ended.wrong
-        if (
-            not wrong
-            and kind == "run"
-            and ended.code == 0
-            and bench.result("train", copy) != (bench.jobs["train"][2])
-        ):
-            wrong = "other bytes"
-        checked = bench.run.run("verify", copy)
-        tally.add(what, wrong or checked.wrong)
-        shutil.rmtree(copy)
-    return tally
-
-
-def _tiny() -> tuple[object, ...]:
-    from .faults import TINY
-
-    return TINY
-
-
+FOLDERS = {"run": 4, "model": 3, "dataset": 3, "adapter": 2, "llama": 2, "gguf": 1}
+"""How often each is damaged, beside the others."""
 HARMS = ("cut", "flipped", "empty", "removed", "linked", "a folder", "value", "value")
+
+
+def damaged_folders(bench: Bench) -> Callable[[int, Tally], Tally]:
+    """One file is damaged; whoever opens it goes on with the same result, or says in one line what
+    is wrong. Where a folder has no checksums (adapters, other people's models), another result is
+    allowed."""
+
+    def work(count: int, tally: Tally) -> Tally:
+        while tally.tried < count:
+            draw = tally.draw()
+            kind = draw.choices(list(FOLDERS), list(FOLDERS.values()))[0]
+            copy = bench.place / f"damaged-{tally.tried}"
+            origin = origin_of(bench, kind)
+            shutil.copytree(origin, copy) if origin.is_dir() else _alone(origin, copy)
+            file = draw.choice(sorted(p for p in copy.rglob("*") if p.is_file()))
+            how = damage_file(file, draw)
+            tally.add(f"{kind}, {file.relative_to(copy)} {how}", opened(bench, kind, copy))
+            shutil.rmtree(copy)
+        return tally
+
+    return work
+
+
+def origin_of(bench: Bench, kind: str) -> Path:
+    """The whole folder, or file, of a kind."""
+    name = {"run": "train", "model": "train", "dataset": "prepare", "adapter": "adapt"}
+    made = name.get(kind, kind)
+    bench.need(made)
+    inside = {"model": "export", "adapter": "adapter"}.get(kind, "")
+    return bench.out(made) / inside
+
+
+def _alone(file: Path, folder: Path) -> None:
+    folder.mkdir()
+    shutil.copy(file, folder)
+
+
+def opened(bench: Bench, kind: str, copy: Path) -> str | None:
+    """Give a damaged folder to the command that reads it; what is wrong with how that ends."""
+    out = copy / "out"
+    if kind == "adapter":
+        bench.need("llama")
+    file = next(copy.glob("*.gguf"), copy / "no.gguf")
+    ended = bench.run.run(
+        *{
+            "run": bench.words("train", copy),
+            "model": ("generate", copy, "--length", 16, "--count", 4, "--out", out),
+            "dataset": ("train", "mini", "--data", copy, "--out", out, *TINY),
+            "adapter": ("convert", bench.out("llama"), out, "--adapter", copy),
+            "llama": ("convert", copy, out),
+            "gguf": ("convert", file, out),
+        }[kind]
+    )
+    if ended.wrong or ended.code:
+        return ended.wrong
+    same = True
+    if kind in ("run", "dataset"):
+        run = copy if kind == "run" else out
+        same = bench.result("train", run) == bench.need("train")[1]
+    if kind == "model":
+        bench.need("generate")
+        some = texts(bench.out("generate"))
+        same = texts(out) == some[: len(texts(out))]
+    checked = None if kind in ("adapter", "gguf") else bench.run.run("verify", copy).wrong
+    return checked if same else "other bytes"
+
+
+def texts(file: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in file.read_text("utf-8").splitlines()]
 
 
 def damage_file(file: Path, draw: random.Random) -> str:
@@ -91,9 +110,8 @@ def damage_file(file: Path, draw: random.Random) -> str:
         file.write_bytes(content[: draw.randrange(len(content) + 1)])
     elif content:
         at = draw.randrange(len(content))
-        file.write_bytes(
-            content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
-        )
+        flipped = content[at] ^ 1 << draw.randrange(8)
+        file.write_bytes(content[:at] + bytes([flipped]) + content[at + 1 :])
     return how
 
 
@@ -108,6 +126,11 @@ def change_value(table: Any, draw: random.Random) -> str:
     return name
 
 
+NEVER = ("nan", "inf", "-inf", "1e99", "9" * 30, "x", "")
+"""No number that any option takes."""
+NUMBERS = (*NEVER, "-1", "0", "1e9", "-0.5", "1e-99", "1000000000")
+TEXTS = ("--prompt", "--template", "--documents", "--field", "--out", "--json", "--data", "--seed")
+"""Options that may take such words."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "train": (
         *("--d-model", "--n-layers", "--n-two-stream", "--n-heads", "--length", "--dropout"),
@@ -124,130 +147,60 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("--out", "--json"),
     ),
     "prepare": (
-        *("--rows", "--documents", "--field", "--heldout", "--seed", "--bpe-bytes"),
+        *("--rows", "--wrap", "--documents", "--field", "--heldout", "--seed", "--bpe-bytes"),
         *("--shard-tokens", "--workers", "--tokenizer", "--out", "--json"),
     ),
+    "eval": (
+        *("--limit", "--order", "--streams", "--steps", "--draws", "--seed", "--batch"),
+        *("--window", "--data", "--protocol", "--tokenizer", "--device", "--precision", "--json"),
+    ),
+    "adapt": (
+        *("--steps", "--streams", "--p-infill", "--distill", "--length", "--batch-size", "--rank"),
+        *("--learning-rate", "--warmup", "--alpha", "--seed", "--log-every", "--validate-rows"),
+        *("--checkpoint-every", "--micro-batch", "--device", "--data", "--out"),
+    ),
+    "convert": ("--max-length", "--adapter", "--to", "--type"),
     "inspect": ("--step", "--rows", "--data", "--width"),
     "serve": ("--port", "--slots", "--queue", "--timeout", "--grace", "--threads", "--device"),
 }
+OFTEN = {"train": 4, "generate": 3, "prepare": 2, "adapt": 2}
 
 
-def bad_commands(bench: Bench, count: int, draw: random.Random) -> Tally:
+def bad_commands(bench: Bench) -> Callable[[int, Tally], Tally]:
     """One option has a value that is no number, out of range, a path that cannot be, or no text."""
-    tally, whole = Tally("bad command line"), bench.place / "whole"
-    places = (
-        "/etc/hostname",
-        "/etc/hostname/x",
-        "/proc/x",
-        "\udcff",
-        str(bench.source),
-        ".",
-    )
-    for number in range(count):
-        verb = draw.choice(
-            ["train"] * 4 + ["generate"] * 3 + ["prepare"] * 2 + ["inspect", "serve"]
-        )
-        out = bench.place / f"bad-{number}"
-        base = {
-            "train": bench.words("train", out),
-            "generate": ("generate", whole / "train", "--length", 8),
-            "prepare": bench.words("prepare", out),
-            "inspect": ("inspect", whole / "train", "--step", 1),
-            "serve": ("serve", whole / "train", "--host", "256.0.0.1"),
-        }[verb]
-        option = draw.choice(OPTIONS[verb])
-        value = draw.choice((*NUMBERS, *places))
-        ended = bench.run.run(*base, option, value)
-        tally.add(f"{verb} {option} {value!r}", ended.wrong)
-        shutil.rmtree(out, ignore_errors=True)
-    return tally
+
+    def work(count: int, tally: Tally) -> Tally:
+        bench.need("generate")
+        bench.need("adapt")
+        while tally.tried < count:
+            draw = tally.draw()
+            verb = draw.choices(list(OPTIONS), [OFTEN.get(verb, 1) for verb in OPTIONS])[0]
+            option = draw.choice(OPTIONS[verb])
+            file, out = (bench.place / f"bad-{name}-{tally.tried}" for name in ("file", "out"))
+            file.write_text("mine")
+            places = ("/etc/hostname/x", "/proc/x", "\udcff", file, file / "x", ".")
+            value = draw.choice((*NUMBERS, *places))
+            ended = bench.run.run(*good_words(bench, verb, out), option, value)
+            wrong = ended.wrong
+            if not wrong and ended.code == 0 and value in NEVER and option not in TEXTS:
+                wrong = "accepted"
+            tally.add(f"{verb} {option} {str(value)!r}", wrong)
+            for left in (file, out):
+                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        return tally
+
+    return work
 
 
-def hostile_requests(bench: Bench, count: int, draw: random.Random) -> Tally:
-    """No request makes the server fail, or keeps the next one from its answer."""
-    tally = Tally("hostile request")
-    with serving(bench.place / "whole" / "train") as port:
-        for _ in range(count):
-            sent = hostile(draw)
-            found = exchange(port, sent)
-            wrong = None
-            if found.split(b" ")[1:2] and found.split(b" ")[1].startswith(b"5"):
-                wrong = found[:80].decode("latin-1")
-            if not exchange(port, b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n").count(b"ok"):
-                wrong = "the next client got no answer"
-            tally.add(repr(sent[:80]), wrong)
-    return tally
-
-
-@contextmanager
-def serving(model: Path) -> Iterator[int]:
-    import uvicorn
-
-    from ..serve.app import make_app
-    from ..serve.command import Serving, listening, load
-    from ..serve.connections import LimitedProtocol
-
-    opened = listening("127.0.0.1", 0)
-    service = load(Serving(str(model), slots=2, queue=4, timeout=5))
-    config = uvicorn.Config(make_app(service), log_level="critical", http=LimitedProtocol)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield opened.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        service.engine.stop()
-
-
-def hostile(draw: random.Random) -> bytes:
-    """A request that no client of good faith sends."""
-    kind = draw.random()
-    if kind < 0.15:
-        return draw.randbytes(draw.randrange(1, 4000))
-    paths = ("/v1/completions", "/v1/infill", "/v1/score", "/v1/order", "/v1/tokenize", "/", "/x")
-    path, method = (
-        draw.choice(paths),
-        draw.choice(("POST", "POST", "POST", "GET", "PUT", "OPTIONS")),
-    )
-    fields = ("prompt", "text", "tokens", "known", "order", "max_tokens", "temperature", "top_p")
-    fields += (
-        "seed",
-        "n",
-        "stream",
-        "stop",
-        "streams",
-        "logprobs",
-        "blank_length",
-        "length",
-        "kind",
-    )
-    body: Any = {
-        name: draw.choice((*VALUES, "a __ b", "random")) for name in draw.sample(fields, 3)
-    }
-    text = json.dumps(draw.choice((body, body, body, [body], "x"))).encode("utf-8", "surrogatepass")
-    length = draw.choice((len(text),) * 6 + (0, len(text) + 5, 10**12, -1))
-    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
-    lines.append(f"content-length: {length}")
-    if draw.random() < 0.2:
-        lines.append(f"x: {'y' * draw.choice((10, 10_000, 100_000))}")
-    if draw.random() < 0.2:
-        lines += [f"h{i}: v" for i in range(draw.choice((5, 500)))]
-    if draw.random() < 0.1:
-        lines[0] = f"GET /{'u' * draw.choice((100, 100_000))} HTTP/1.1"
-    lines.append("connection: close")
-    sent = "\r\n".join(lines).encode() + b"\r\n\r\n" + text
-    return sent if draw.random() < 0.85 else sent[: draw.randrange(1, len(sent))]
-
-
-def exchange(port: int, sent: bytes) -> bytes:
-    """What comes back within a second or two; nothing where the server hangs up or waits."""
-    found = b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as line:
-        line.sendall(sent)
-        while part := line.recv(65536):
-            found += part
-    return found
+def good_words(bench: Bench, verb: str, out: Path) -> tuple[object, ...]:
+    """A command that would work."""
+    if verb in ("train", "prepare", "adapt"):
+        return bench.words(verb, out)
+    run = bench.out("train")
+    return {
+        "generate": ("generate", run, "--length", 8),
+        "eval": ("eval", "ppl", run, "--data", bench.source, "--limit", 2),
+        "convert": ("convert", bench.out("neighbor"), out, "--to", "llama"),
+        "inspect": ("inspect", run, "--step", 1),
+        "serve": ("serve", run, "--host", "256.0.0.1"),
+    }[verb]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import damaged_files, write_sums
 from .layout import is_new
 from .source import read_json
 
@@ -60,22 +62,25 @@ class Merging:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, Fingerprint()
-        config = read_json(folder / CONFIG, str(folder))
-        self.facts = read_json(folder / FACTS, str(folder))
-        self.scale = float(config["lora_alpha"]) / float(config["r"])
+        rank, alpha = read_sizes(folder)
+        self.facts, self.scale = read_json(folder / FACTS, str(folder)), alpha / rank
         self.low = read_tensors(folder / WEIGHTS)
         self.new = read_tensors(folder / NEW)
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
         self.seen.add(name, tensor)
         if name in self.new:
+            if self.new[name].shape != tensor.shape:
+                self.refuse()
             return self.new[name].to(tensor.dtype)
         module = _PREFIX + name.removesuffix(".weight")
         down, up = (self.low.get(f"{module}.lora_{side}.weight") for side in "AB")
         if down is None or up is None:
             return tensor
-        if up.shape[0] != tensor.shape[0] or down.shape[1] != tensor.shape[1]:
+        if (up.shape[0], down.shape[1:]) != (tensor.shape[0], tensor.shape[1:]):
             self.refuse()
+        if up.shape[1:] != down.shape[:1]:
+            raise damaged(self.folder, f"{module} has factors of unlike rank")
         return (tensor.float() + self.scale * (up.float() @ down.float())).to(tensor.dtype)
 
     def check_base(self) -> None:
@@ -91,6 +96,23 @@ class Merging:
         )
 
 
+def damaged(folder: Path, why: str) -> ArmdError:
+    return ArmdError(f"the adapter in {folder} is damaged ({why}); copy it again")
+
+
+def read_sizes(folder: Path) -> tuple[int, float]:
+    """Rank and alpha of the adapter in a folder, if its files are as they were written."""
+    config = read_json(folder / CONFIG, str(folder))
+    if wrong := damaged_files(folder):
+        raise damaged(folder, wrong[0])
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= 2**16:
+        raise damaged(folder, "its rank r is no number above 0")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
+        raise damaged(folder, "its lora_alpha is no number")
+    return rank, alpha
+
+
 def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, "pt") as opened:
@@ -101,13 +123,14 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise ArmdError(f"{file} is damaged ({error}); copy it again") from None
 
 
-def lora_config(rank: int, alpha: int) -> Any:
+def lora_config(rank: int, alpha: float) -> Any:
     """peft's description of an adapter on all linear layers."""
     try:
         from peft import LoraConfig
     except ImportError:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'") from None
-    return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=list(LINEARS))
+    more: dict[str, Any] = {"lora_alpha": alpha, "target_modules": list(LINEARS)}
+    return LoraConfig(r=rank, lora_dropout=0.0, **more)
 
 
 def write_adapter(
@@ -129,6 +152,9 @@ def write_adapter(
     config.base_model_name_or_path = base_name
     config.inference_mode = True
     config.save_pretrained(str(folder))
+    told = read_json(folder / CONFIG, str(folder))
+    told["target_modules"] = sorted(told["target_modules"])  # a set: its order is another each time
+    (folder / CONFIG).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
     low, new = {}, {}
     for name, tensor in weights.items():
         kept = tensor.detach().to(dtype).contiguous()
@@ -140,14 +166,14 @@ def write_adapter(
     save_file(new, folder / NEW, {"format": "pt"})
     facts = {"base": base, "base_name": base_name}
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    write_sums(folder)
 
 
 def apply_adapter(model: Any, folder: Path) -> Any:
     """The model with an adapter beside its weights, not merged: peft's layers, put in place."""
     from peft import inject_adapter_in_model, set_peft_model_state_dict
 
-    config = read_json(folder / CONFIG, str(folder))
-    inject_adapter_in_model(lora_config(config["r"], config["lora_alpha"]), model)
+    inject_adapter_in_model(lora_config(*read_sizes(folder)), model)
     low = {n.removeprefix(_PREFIX): t.float() for n, t in read_tensors(folder / WEIGHTS).items()}
     set_peft_model_state_dict(model, low)
     with torch.no_grad():

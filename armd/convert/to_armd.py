@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import put_folder, write_sums
 from .adapter import Merging
 from .family import config_for
 from .layout import Piece, interleaved, layout, new_weights
@@ -57,9 +58,8 @@ def convert(
         bos, token = tokenizer_of(source, config.vocab_size, aside)
         write_weights(source, config, pieces, aside / WEIGHTS, bos, merging)
         write_config(source, config, aside)
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
+        write_sums(aside)
+        put_folder(aside, out)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
     finally:

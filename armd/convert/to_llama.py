@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from ..errors import ArmdError
 from ..pretrained import model_folder, saved_kind
+from ..runtime.atomic_files import put_folder
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
 from .to_armd import NOTES
@@ -92,9 +93,7 @@ def to_llama(run: str, out: Path) -> Ours:
         for name in TOKENIZER:
             if (ours.folder / name).is_file():
                 shutil.copyfile(ours.folder / name, aside / name)
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
+        put_folder(aside, out)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
     finally:

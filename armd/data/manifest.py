@@ -5,12 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import SUMS, damaged_files, sync_tree, write_sums, write_text
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 DTYPES = {"uint16": 2, "uint32": 4}
 MOST_BYTES = 1 << 28
 """Of a manifest."""
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """The last file of a dataset but one: the checksums of it and of the tokenizer. Those of the
+    shards are in the manifest."""
+    sync_tree(folder)
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    write_sums(folder, leave_out=".bin")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -32,6 +41,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     wrong = _wrong(manifest)
     if wrong:
         raise ArmdError(f"{path} is damaged: {wrong}; remove {folder} and prepare it again")
+    if wrong := damaged_files(folder):
+        raise ArmdError(
+            f"{folder} is damaged: {wrong[0]}; remove it and prepare it again (if you changed it "
+            f"on purpose, remove {SUMS} there)"
+        )
     return manifest
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import tyro
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import sync_tree, write_text
+from ..runtime.atomic_files import write_text
 from ..runtime.progress import progress, rate
 from .dataset import Dataset, open_dataset
 from .formats import Reading
-from .manifest import FORMAT, MANIFEST
+from .manifest import FORMAT, MANIFEST, write_manifest
 from .parallel_encode import Encoding, encode_all
 from .shards import ShardWriter, WindowWriter, complete_folder
 from .sources import WORDS, Source, find_source
@@ -191,8 +191,7 @@ def write_dataset(
         "split_rule": f"held out: blake2b(document, key=seed) < {threshold} of {WHOLE}",
         "splits": splits,
     }
-    sync_tree(staging)
-    write_text(staging / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    write_manifest(staging, manifest)
 
 
 def training_texts(source: Source, seed: int, threshold: int, limit: int) -> Iterator[str]:
@@ -289,7 +288,7 @@ def report(preparation: Preparation, dataset: Dataset, *, seconds: float) -> Non
         figures = {name: {k: split[k] for k in keys} for name, split in splits.items()}
         timing = {"seconds": seconds, "workers": workers}
         timing["tokens_per_second"] = tokens / seconds if seconds else 0.0
-        preparation.json.write_text(json.dumps(figures | timing, indent=2) + "\n")
+        write_text(preparation.json, json.dumps(figures | timing, indent=2) + "\n")
 
 
 def note(text: str) -> None:

@@ -71,9 +71,10 @@ def exchange(one: Path, two: Path) -> bool:
     return rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
 
 
-def write_sums(folder: Path) -> None:
-    """Write the checksums of a folder's files into it."""
-    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != SUMS)
+def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:
+    """Write the checksums of a folder's files into it, but for those whose names end so."""
+    found = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != SUMS)
+    files = (p for p in found if not p.name.endswith(leave_out))
     sums = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
     write_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
 
@@ -94,8 +95,8 @@ def damaged_files(folder: Path) -> list[str] | None:
             inside = (folder / name).resolve().is_relative_to(folder.resolve())
             if not inside or hash_file(folder / name) != digest:
                 wrong.append(f"{name} has another checksum")
-        except OSError:
-            wrong.append(f"{name} is missing")
+        except (OSError, ValueError):  # no such file, or no name of a file
+            wrong.append(f"{name[:80]} is missing")
     return wrong
 
 

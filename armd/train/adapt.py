@@ -21,6 +21,7 @@ from ..model.configuration_armd import ArmdConfig
 from ..model.order import left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import load_model, model_folder
+from ..runtime.atomic_files import SUMS, put_folder, write_sums
 from ..runtime.seeds import seed_of
 from .checkpoint import Checkpoint
 from .curriculum import Stage
@@ -177,17 +178,13 @@ class AdaptRun(Run):
 def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     """Write the adapter folder, replacing what is there."""
     a = recipe.adapt
-    aside, old = folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
-    for left in (aside, old):
-        shutil.rmtree(left, ignore_errors=True)
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
     name = Path(a.base_model).name
     half = torch.bfloat16 if a.half else torch.float32
     facts = {"rank": a.rank, "alpha": a.alpha, "base": a.base, "base_name": name, "dtype": half}
     write_adapter(aside, weights, **facts)
-    if folder.exists():
-        folder.rename(old)
-    aside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    put_folder(aside, folder)
 
 
 def merge(base: Path, adapter: Path, out: Path, *, step: int) -> None:
@@ -207,8 +204,8 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int) -> None:
     assert dtype is not None
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(base, aside, ignore=shutil.ignore_patterns("*.safetensors*"))
+    shutil.copytree(base, aside, ignore=shutil.ignore_patterns("*.safetensors*", SUMS))
     write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
     merging.check_base()
-    shutil.rmtree(out, ignore_errors=True)
-    aside.rename(out)
+    write_sums(aside)
+    put_folder(aside, out)

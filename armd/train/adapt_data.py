@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.dataset import open_dataset
-from ..data.manifest import FORMAT, MANIFEST
+from ..data.manifest import FORMAT, MANIFEST, write_manifest
 from ..data.prepare import Preparation, describe, prepare
 from ..data.shards import ShardWriter, complete_folder
 from ..data.sources import WORDS
@@ -100,5 +100,5 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
             "split_rule": f"held out: one sample in {HELDOUT}",
             "splits": splits,
         }
-        (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        write_manifest(staging, manifest)
     return folder

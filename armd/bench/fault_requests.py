@@ -1,0 +1,117 @@
+"""What a campaign sends to a server that no client of good faith sends."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .fault_child import Tally
+from .fault_jobs import Bench
+
+VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 10**9, 10**30, 0.5, float("nan"), "x", "", [], [[]], {}, {"a": 1}),
+    *("../../etc/passwd", "/etc/passwd", "a" * 10_000, [10**9], "\ud800"),
+)
+"""Also wrong values for the fields of a JSON file."""
+HEALTH = b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n"
+
+
+def hostile_requests(bench: Bench) -> Callable[[int, Tally], Tally]:
+    """No request makes the server fail, or keeps the next one from its answer."""
+
+    def work(count: int, tally: Tally) -> Tally:
+        bench.need("train")
+        with serving(bench.out("train")) as port:
+            while tally.tried < count:
+                sent = hostile(tally.draw())
+                status = exchange(port, sent).split(b" ")[1:2]
+                wrong = f"status {status[0].decode('latin-1')}" if status else None
+                if status and not status[0].startswith(b"5"):
+                    wrong = None
+                if b"ok" not in exchange(port, HEALTH):
+                    wrong = "the next client got no answer"
+                tally.add(repr(sent[:80]), wrong)
+        return tally
+
+    return work
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[int]:
+    import uvicorn
+
+    from ..serve.app import make_app
+    from ..serve.command import Serving, listening, load
+    from ..serve.connections import LimitedProtocol
+
+    opened = listening("127.0.0.1", 0)
+    service = load(Serving(str(model), slots=2, queue=4, timeout=5))
+    config = uvicorn.Config(make_app(service), log_level="critical", http=LimitedProtocol)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield opened.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        service.engine.stop()
+
+
+def hostile(draw: random.Random) -> bytes:
+    """A request that no client of good faith sends."""
+    kind = draw.random()
+    if kind < 0.15:
+        return draw.randbytes(draw.randrange(1, 4000))
+    paths = ("/v1/completions", "/v1/infill", "/v1/score", "/v1/order", "/v1/tokenize", "/", "/x")
+    path, method = (
+        draw.choice(paths),
+        draw.choice(("POST", "POST", "POST", "GET", "PUT", "OPTIONS")),
+    )
+    fields = ("prompt", "text", "tokens", "known", "order", "max_tokens", "temperature", "top_p")
+    fields += (
+        "seed",
+        "n",
+        "stream",
+        "stop",
+        "streams",
+        "logprobs",
+        "blank_length",
+        "length",
+        "kind",
+    )
+    body: Any = {
+        name: draw.choice((*VALUES, "a __ b", "random")) for name in draw.sample(fields, 3)
+    }
+    text = json.dumps(draw.choice((body, body, body, [body], "x"))).encode("utf-8", "surrogatepass")
+    length = draw.choice((len(text),) * 6 + (0, len(text) + 5, 10**12, -1))
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
+    lines.append(f"content-length: {length}")
+    if draw.random() < 0.2:
+        lines.append(f"x: {'y' * draw.choice((10, 10_000, 100_000))}")
+    if draw.random() < 0.2:
+        lines += [f"h{i}: v" for i in range(draw.choice((5, 500)))]
+    if draw.random() < 0.1:
+        lines[0] = f"GET /{'u' * draw.choice((100, 100_000))} HTTP/1.1"
+    lines.append("connection: close")
+    sent = "\r\n".join(lines).encode() + b"\r\n\r\n" + text
+    return sent if draw.random() < 0.85 else sent[: draw.randrange(1, len(sent))]
+
+
+def exchange(port: int, sent: bytes) -> bytes:
+    """What comes back within a second or two; nothing where the server hangs up or waits."""
+    found = b""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as line:
+        line.sendall(sent)
+        while part := line.recv(65536):
+            found += part
+    return found
