@@ -33,7 +33,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limit = most_connections()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
         self.in_head, self.head = True, 0
         self.timer: asyncio.TimerHandle | None = None
