@@ -21,6 +21,7 @@ OURS = ("armd", "armd-baseline")
 COUNTS = (
     *("vocab_size", "d_model", "n_layers", "n_two_stream", "n_heads", "n_kv_heads", "d_head"),
     *("max_length", "d_ff", "d_pe", "block_size", "diffusion_steps"),
+    *("d_embedding", "segment", "memory"),
 )
 MOST, MOST_CONFIG = 1 << 24, 1 << 24
 """The highest of these counts, and the bytes of a config.json."""
@@ -129,7 +130,7 @@ def check_sizes(folder: Path) -> None:
         raise ArmdError(f"{folder} is damaged ({error}); copy or export it again") from None
     width, layers = config.get("d_model", 768), config.get("n_layers", 12)
     asked = {
-        "vocab_size": width * config.get("vocab_size", 50257),
+        "vocab_size": (config.get("d_embedding") or width) * config.get("vocab_size", 50257),
         "n_layers": width * layers,
         "d_ff": width * layers * (config.get("d_ff") or 1),
         "d_pe": config.get("d_pe") or 1,

@@ -25,9 +25,13 @@ class Known:
     max_length: int = 1 << 20
     device = torch.device("cpu")
     any_order: bool = True
-    bound: bool = False
+    figure: str = "exact"
     from_nothing: bool = True
     scores_first: bool = True
+
+    @property
+    def drawn(self):
+        return self.figure != "exact"
 
     def log_probs(self, tokens, order, skip):
         return torch.full(tokens.shape, self.log_p, dtype=torch.float64)

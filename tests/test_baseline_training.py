@@ -21,7 +21,7 @@ from training_help import (  # noqa: E402
 )
 
 from armd import cli  # noqa: E402
-from armd.baselines import MODELS, knows_orders, model_class  # noqa: E402
+from armd.baselines import MODELS, figure_of, knows_orders, model_class  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.eval.corpora import Corpus  # noqa: E402
 from armd.eval.load_model import load  # noqa: E402
@@ -86,7 +86,8 @@ def test_it_learns_and_is_validated_in_what_it_knows(trained: tuple[str, Path]) 
     kinds = {"armd": 4, "xlnet": 4, "sigma-gpt": 2}.get(name, 1)
     first, last = (found for _, found in heldout(out))
     assert len(last) == kinds
-    assert next(iter(last)) == ("left to right" if knows_orders(name) else "bound")
+    figure = figure_of(name)
+    assert next(iter(last)) == ("left to right" if figure == "exact" else figure)
     assert all(0 < value < 12 for value in last.values())
     assert list(read_curves(out, smooth=1)) == ["loss", *last]
     assert best_checkpoint(out).facts["heldout"] == min(
@@ -98,6 +99,7 @@ def test_its_export_loads_by_its_config_alone(trained: tuple[str, Path]) -> None
     name, out = trained
     model = load_model(out)
     assert type(model) is model_class(name)
+    assert getattr(model, "figure", "exact") == figure_of(name)
     config = json.loads((out / "export" / "config.json").read_text())
     assert config["architectures"] == [type(model).__name__]
     block = int(name.removeprefix("bd3lm-")) if name.startswith("bd3lm-") else 1
@@ -109,11 +111,12 @@ def test_its_export_loads_by_its_config_alone(trained: tuple[str, Path]) -> None
 def test_it_is_scored_by_the_same_evaluation(trained: tuple[str, Path]) -> None:
     name, out = trained
     found = scored(out, draws=3)
-    assert found["bound"] == (not knows_orders(name))
-    assert ("nats_standard_error" in found) == found["bound"]
+    assert found["bound"] == (figure_of(name) == "bound")
+    assert found["pseudo_likelihood"] == (figure_of(name) == "pseudo-likelihood")
+    assert ("nats_standard_error" in found) == (figure_of(name) != "exact")
     assert "perplexity_log_mean_exp" not in found
     assert found == scored(out, draws=3) | {"seconds": found["seconds"]}
-    if knows_orders(name):
+    if figure_of(name) == "exact":
         return
     assert found["nats_standard_error"] > 0
     with pytest.raises(ArmdError, match="leave out --order"):

@@ -242,13 +242,15 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, unchecked):
         eval_ppl(str(tmp_path), data=str(text))
 
 
-def test_a_model_that_only_bounds_is_marked():
-    found = score(stub(Known(-1.0, bound=True)))
-    assert found["bound"]
+@pytest.mark.parametrize("figure, mark", [("bound", "<="), ("pseudo-likelihood", "~")])
+def test_what_is_no_likelihood_is_marked(figure, mark):
+    scorer = Known(-1.0, figure=figure)
+    found = score(stub(scorer))
+    assert found["bound"] == (figure == "bound") != found["pseudo_likelihood"]
     settings = {"model": "bounded", "protocol": "exact", "window": 16, **used(Scoring(), True)}
     result = found | {"settings": settings}
-    said = shown([result], PROTOCOLS["exact"], Scoring(), 16, True)
-    assert "<=2.718" in said and "one draw has no standard error" in said
+    said = shown([result], PROTOCOLS["exact"], Scoring(), 16, scorer)
+    assert f"{mark}2.718" in said and figure in said and "one draw has no standard error" in said
 
 
 def test_the_bench_times_the_same_tokens_on_both_sides(tmp_path, unchecked):

@@ -1,4 +1,4 @@
-"""What trainer and evaluation ask of every diffusion baseline."""
+"""What trainer and evaluation ask of every baseline that is no relative of our model."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Baseline(StrictModel):
 
     config_class = BaselineConfig
     config: BaselineConfig
-    bound = True
-    """Its nll is an upper bound of -log p, seen in one draw."""
+    figure = "bound"
+    """What nll is, as registry.figure_of tells by the name."""
 
     @abstractmethod
     def nll(
@@ -38,8 +38,8 @@ class Baseline(StrictModel):
         scored: Bool[Tensor, "b n"],
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "b"]:
-        """One unbiased draw of the bound on -log p of each row's scored tokens, in nats. Tokens
-        that are not scored (pads) are never noised."""
+        """One unbiased draw of the bound on -log p of each row's scored tokens, in nats; or of the
+        pseudo-likelihood, or -log p itself. Tokens that are not scored (pads) are never noised."""
 
     @abstractmethod
     def sample(
@@ -66,7 +66,7 @@ class Baseline(StrictModel):
         labels: Int[Tensor, "b n"] | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
-        """The training loss, or, in eval mode, the bound alone: the mean over scored tokens. The
+        """The training loss, or, in eval mode, nll alone: the mean over scored tokens. The
         order that our model's trainer gives is none of its business."""
         scored = torch.ones_like(input_ids, dtype=torch.bool) if labels is None else labels >= 0
         if self.training:

@@ -15,3 +15,9 @@ class BaselineConfig(ArmdConfig):
     """Of block diffusion: tokens that are denoised together."""
     diffusion_steps: int = 1000
     """Of a discrete-time process."""
+    segment: int = 32
+    """Of Transformer-XL: tokens that are read together."""
+    memory: int = 32
+    """Of Transformer-XL: rows that each layer remembers of the segments before."""
+    d_embedding: int = 0
+    """Of diffusion on embeddings: dimensions of the space that tokens stand in; 0 elsewhere."""

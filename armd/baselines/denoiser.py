@@ -107,10 +107,9 @@ class Trunk(Baseline):
     def __init__(self, config: BaselineConfig) -> None:
         super().__init__(config)
         self.mask_id = config.vocab_size
-        self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)
+        self.add_embedding(config)
         self.bos = nn.Parameter(torch.empty(config.d_model))
-        kinds = [DenoisingLayer] * (config.n_layers - 1) + [LastDenoisingLayer]
-        self.layers = nn.ModuleList(kind(config) for kind in kinds)
+        self.layers = nn.ModuleList(kind(config) for kind in self.layer_kinds(config))
         if self.timed:
             self.time_code = TimeCode(config.d_model)
         self.norm = RmsNorm(config.d_model, eps=config.norm_eps)
@@ -141,6 +140,12 @@ class Trunk(Baseline):
             # as large as the embeddings it is added to
             nn.init.normal_(part.outer.weight, std=self.config.init_std * part.d_model**-0.5)
 
+    def add_embedding(self, config: BaselineConfig) -> None:
+        self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)
+
+    def layer_kinds(self, config: BaselineConfig) -> list[type[Layer]]:
+        return [*[DenoisingLayer] * (config.n_layers - 1), LastDenoisingLayer]
+
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
 
@@ -156,8 +161,18 @@ class Trunk(Baseline):
         time: Float[Tensor, "b"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """The final rows of a noisy text. Tokens that are not `visible` are seen by none."""
+        return self.read(self.embedding(noisy), visible=visible, time=time)
+
+    def read(
+        self,
+        noisy: Float[Tensor, "b n d"],
+        *,
+        visible: Bool[Tensor, "b n"] | None = None,
+        time: Float[Tensor, "b"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """The final rows of a text that is embedded already."""
         bos = self.bos.expand(len(noisy), 1, -1)
-        rows = self.dropout(torch.cat([bos, self.embedding(noisy)], 1))
+        rows = self.dropout(torch.cat([bos, noisy], 1))
         if self.timed and time is not None:
             rows = rows + self.time_code(time)[:, None]
         position = torch.arange(rows.shape[1], device=noisy.device)[None]

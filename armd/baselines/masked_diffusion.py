@@ -110,6 +110,14 @@ class Absorbing(Trunk):
         return torch.cat([draw((r @ matrix.mT)[None], u[None], sampling)[0][0] for r, u in parts])
 
 
+def some_of(
+    scored: Bool[Tensor, "b n"], number: Int[Tensor, "b 1"], generator: torch.Generator | None
+) -> Bool[Tensor, "b n"]:
+    """Any `number` of each row's scored tokens, every choice as likely as another."""
+    lot = uniforms(*scored.shape, like=scored, generator=generator).masked_fill(~scored, 1.0)
+    return (lot.argsort(1).argsort(1) < number) & scored
+
+
 def dense_rank(step: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
     """For each number how many different smaller ones its row has."""
     ranked, index = step.sort(1)

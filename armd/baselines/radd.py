@@ -8,8 +8,8 @@ but k does not scatter around n * t, so it varies less; network and sampler are 
 import torch
 
 from ..model.shapes import Bool, Float, Tensor
-from .denoiser import stratified, uniforms
-from .masked_diffusion import Absorbing, Noise
+from .denoiser import stratified
+from .masked_diffusion import Absorbing, Noise, some_of
 
 
 class Radd(Absorbing):
@@ -24,8 +24,7 @@ def mask_any_number(
     every = scored.sum(1, keepdim=True)
     level = stratified(len(scored), like=scored, generator=generator)[:, None]
     number = (level * every).long() + 1
-    lot = uniforms(*scored.shape, like=scored, generator=generator).masked_fill(~scored, 1.0)
-    masked = (lot.argsort(1).argsort(1) < number) & scored
+    masked = some_of(scored, number, generator)
     return masked, (every / number).double().expand(scored.shape)
 
 

@@ -45,12 +45,13 @@ def _ordered(config: ArmdConfig, n: int, squares: bool, extra_rows: float) -> fl
 
 def _denoising(config: ArmdConfig, n: int, squares: bool) -> float:
     """A diffusion rival. Its head reads the masked tokens alone, on average half of them (of each
-    block at least one), but all where noise writes any token. Block diffusion has the clean text
-    beside the noisy one."""
+    block at least one), but all where noise writes any token, and 15 % as BERT is trained. Block
+    diffusion has the clean text beside the noisy one. Diffusion on embeddings reads all tokens; its
+    matrices from and to that space are small but not nothing."""
     name, d = name_of(config), config.d_model
     layer = 4 * d * d + 3 * d * config.d_ff
     weights, keys = config.n_layers * layer, config.n_layers * n
-    read = 1.0 if name == "sedd-uniform" else 0.5
+    read = {"sedd-uniform": 1.0, "bert-mouth": 0.15}.get(name, 0.5)
     if name.startswith("bd3lm"):
         size = config.block_size  # type: ignore[attr-defined]
         clean = (n - 1) // size * size  # nothing looks at the last block when it is clean
@@ -58,4 +59,25 @@ def _denoising(config: ArmdConfig, n: int, squares: bool) -> float:
         noisy, among = (n + clean, clean) if squares else ((n + size) / 2, (clean + size) / 2)
         keys = config.n_layers * noisy + (config.n_layers - 1) * among * clean / n
         read = (size + 1) / (2 * size)
+    if name == "transformer-xl":
+        return _segmented(config, n, squares)
+    if name in ("plaid", "diffusion-lm"):
+        e = config.d_embedding  # type: ignore[attr-defined]
+        # PLAID: logits of the network and of z, and the mean embedding; Diffusion-LM: the rounding
+        head = d + 2 * e if name == "plaid" else e
+        return 2 * (
+            weights + 2 * keys * d + (1 + (name != "plaid")) * d * e + head * config.vocab_size
+        )
     return 2 * (weights + 2 * keys * d + read * d * config.vocab_size)
+
+
+def _segmented(config: ArmdConfig, n: int, squares: bool) -> float:
+    """Transformer-XL: keys and values of memory are made again for each segment, and a score takes
+    a second product, with the distance."""
+    size, most = min(config.segment, n), config.memory  # type: ignore[attr-defined]
+    d, starts = config.d_model, range(0, n, size)
+    remembered = sum(min(start, most) for start in starts) / n
+    layer = 4 * d * d + 3 * d * config.d_ff + remembered * 2 * d * d
+    before = sum(min(start, most) * min(size, n - start) for start in starts) / n
+    keys = before + (size if squares else size / 2)
+    return 2 * (config.n_layers * (layer + 3 * keys * d) + d * config.vocab_size)

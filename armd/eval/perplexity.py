@@ -92,12 +92,12 @@ def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: i
         totals = torch.stack(
             [
                 row_totals(scorer, here, mask, windows, scoring, skip=skip, draw=draw)
-                for draw in range(drawn(scoring, scorer.bound))
+                for draw in range(drawn(scoring, scorer.drawn))
             ]
         )
     totals, draws = totals.cpu(), len(totals)
-    # rows of a bound may share their draw of the noise, so they vary together
-    each = totals.sum(1, keepdim=True) if scorer.bound else totals
+    # rows of a rival may share their draw of the noise, so they vary together
+    each = totals.sum(1, keepdim=True) if scorer.drawn else totals
     spread = each.var(0).sum().item() / draws if draws > 1 else 0.0
     tight = totals.logsumexp(0) - log(draws)
     return Sums(
@@ -129,9 +129,10 @@ def row_totals(
     return log_p.double().masked_fill(~scored, 0.0).sum(1)
 
 
-def drawn(scoring: Scoring, bound: bool = False) -> int:
-    """How many orders a window is scored in, or draws of a bound: a fixed order needs but one."""
-    return scoring.draws if bound or scoring.order in DRAWN else 1
+def drawn(scoring: Scoring, noisy: bool = False) -> int:
+    """How many orders a window is scored in, or draws of a rival's noise: a fixed order needs but
+    one."""
+    return scoring.draws if noisy or scoring.order in DRAWN else 1
 
 
 def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
@@ -203,11 +204,13 @@ def perplexity(
             f"{corpus.name} ({corpus.source}) has {tally.tokens} tokens, fewer than a window of "
             f"{window}; lower --window, or use --protocol exact, which scores every token"
         )
-    figures = averages(sums, tally, drawn(scoring, scorer.bound))
-    if scorer.bound:  # a draw of its bound is no log-probability: their mean is all there is
+    figures = averages(sums, tally, drawn(scoring, scorer.drawn))
+    if scorer.drawn:  # a draw of its bound is no log-probability: their mean is all there is
         figures.pop("perplexity_log_mean_exp", None)
     if protocol.free_bos:
-        figures["perplexity_counting_bos"] = exp(sums.nll / (sums.counted + sums.windows))
+        figures["perplexity_counting_bos"] = exp(
+            min(sums.nll / (sums.counted + sums.windows), 700.0)
+        )
     return {
         "data": corpus.name,
         "split": corpus.split,
@@ -218,7 +221,8 @@ def perplexity(
         "tokens_scored": sums.counted,
         "tokens_dropped": tally.dropped,
         "first_token": "scored" if first else "neither scored nor counted",
-        "bound": scorer.bound or scoring.order in DRAWN,
+        "bound": scorer.figure == "bound" or scoring.order in DRAWN,
+        "pseudo_likelihood": scorer.figure == "pseudo-likelihood",
         "seconds": round(time.perf_counter() - start, 3),
     }
 
@@ -250,8 +254,9 @@ def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:
     """Perplexity and its kin. Windows of one length make the mean over sequences (SEDD) and the
     mean over tokens (MDLM) the same number."""
     mean = sums.nll / sums.counted
+    highest = exp(min(mean, 700.0))  # a poor bound may be beyond any float; nats tell the truth
     figures: dict[str, Any] = {
-        "perplexity": exp(mean),
+        "perplexity": highest,
         "nats_per_token": mean,
         "bits_per_byte": mean / log(2) * tally.tokens / max(1, tally.text_bytes),
     }
@@ -260,8 +265,8 @@ def averages(sums: Sums, tally: Tally, draws: int) -> dict[str, Any]:
         tight = sums.tight / sums.counted
         figures |= {
             "nats_standard_error": error,
-            "perplexity_standard_error": exp(mean) * error,
-            "perplexity_log_mean_exp": exp(tight),
+            "perplexity_standard_error": highest * error,
+            "perplexity_log_mean_exp": exp(min(tight, 700.0)),
         }
     return figures
 
@@ -277,7 +282,7 @@ def check(scorer: Scorer, protocol: Protocol, scoring: Scoring, window: int) -> 
         raise ArmdError(
             f"a window of {window} passes the model's {scorer.max_length} tokens; lower --window"
         )
-    if scoring.order != "left-to-right" and scorer.bound:
+    if scoring.order != "left-to-right" and scorer.drawn:
         raise ArmdError("this model has its own noise and no orders; leave out --order")
     if scoring.order != "left-to-right" and not scorer.any_order:
         raise ArmdError("this model is autoregressive; score it with --order left-to-right")

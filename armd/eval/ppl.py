@@ -17,6 +17,7 @@ from .windows import PROTOCOLS, Protocol
 if TYPE_CHECKING:
     from .corpora import Corpus
     from .load_model import Loaded
+    from .scorer import Scorer
 
 
 def eval_ppl(
@@ -70,7 +71,7 @@ def eval_ppl(
                     write_results(json, "ppl", done)
             made.append(result)
         if ranks.first:
-            print(shown(made, chosen, scoring, length, scorer.bound))
+            print(shown(made, chosen, scoring, length, scorer))
     return made
 
 
@@ -85,7 +86,7 @@ def settings_of(
         "precision": loaded.precision,
         "protocol": protocol,
         "window": window,
-        **used(scoring, loaded.scorer().bound),
+        **used(scoring, loaded.scorer().drawn),
         "text": corpus.fingerprint,
     }
 
@@ -106,32 +107,32 @@ def evaluated(
     return {**figures, "config": loaded.config, "parameters": loaded.parameters, **stamp()}
 
 
-def used(scoring: Scoring, bound: bool) -> dict[str, Any]:
+def used(scoring: Scoring, noisy: bool) -> dict[str, Any]:
     """The settings that the result depends on."""
     settings = asdict(scoring)
-    if not bound:  # whose windows share their noise with those beside them
+    if not noisy:  # whose windows share their noise with those beside them
         del settings["batch"]
     needs = {
         "streams": scoring.order == "strided",
         "steps": scoring.order == "masking",
         "rho": scoring.order == "shuffled",
         "shuffle": scoring.order == "shuffled",
-        "order": not bound,
-        "draws": bound or scoring.order in DRAWN,
-        "seed": bound or scoring.order in DRAWN,
+        "order": not noisy,
+        "draws": noisy or scoring.order in DRAWN,
+        "seed": noisy or scoring.order in DRAWN,
     }
     return {name: value for name, value in settings.items() if needs.get(name, True)}
 
 
 def shown(
-    results: list[dict[str, Any]], protocol: Protocol, scoring: Scoring, window: int, bound: bool
+    results: list[dict[str, Any]], protocol: Protocol, scoring: Scoring, window: int, scorer: Scorer
 ) -> str:
     header = ["data", "split", "ppl", "nats/token", "bits/byte", "rows", "windows", "scored"]
     header += ["dropped", "tokens/s"]
     rows = []
     for result in results:
-        mark = "<=" if result["bound"] else ""
-        rate = result["tokens_scored"] * drawn(scoring, bound) / max(result["seconds"], 1e-9)
+        mark = "<=" if result["bound"] else "~" if result.get("pseudo_likelihood") else ""
+        rate = result["tokens_scored"] * drawn(scoring, scorer.drawn) / max(result["seconds"], 1e-9)
         rows.append(
             [
                 result["data"],
@@ -144,7 +145,7 @@ def shown(
             ]
         )
     lines = [table(header, rows), described(protocol, window, results[0])]
-    lines.append(order_line(scoring, bound))
+    lines.append(order_line(scoring, scorer))
     for result in results:
         if "perplexity_counting_bos" in result:
             lines.append(
@@ -154,11 +155,11 @@ def shown(
         if "nats_standard_error" in result:
             tight = result.get("perplexity_log_mean_exp")
             lines.append(
-                f"{result['data']}: {drawn(scoring, bound)} draws, standard error of the "
+                f"{result['data']}: {drawn(scoring, scorer.drawn)} draws, standard error of the "
                 f"perplexity {result['perplexity_standard_error']:.3f}"
                 + (f", by log-mean-exp <={tight:.3f}" if tight else "")
             )
-        elif result["bound"]:
+        elif result["bound"] or result["pseudo_likelihood"]:
             lines.append(f"{result['data']}: one draw has no standard error; --draws 4 gives one")
     return "\n".join(lines)
 
@@ -179,11 +180,16 @@ def described(protocol: Protocol, window: int, result: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def order_line(scoring: Scoring, bound: bool) -> str:
-    settings = {k: v for k, v in used(scoring, bound).items() if k not in ("order", "limit")}
+def order_line(scoring: Scoring, scorer: Scorer) -> str:
+    settings = {k: v for k, v in used(scoring, scorer.drawn).items() if k not in ("order", "limit")}
     words = ", ".join(f"{name} {value}" for name, value in settings.items())
     limit = f"; only the first {scoring.limit} windows" if scoring.limit else ""
-    if bound:
+    if scorer.figure == "pseudo-likelihood":
+        return (
+            f"pseudo-likelihood ({words}): each token given all others, which is neither a "
+            f"likelihood nor a bound of one{limit}"
+        )
+    if scorer.drawn:
         return f"the model's own bound ({words}): the mean over draws of its noise{limit}"
     meaning = {
         "left-to-right": "exact log-likelihood",

@@ -36,8 +36,13 @@ class Scorer(Protocol):
         ...
 
     @property
-    def bound(self) -> bool:
-        """Its values are lower bounds of log p, not log p."""
+    def figure(self) -> str:
+        """What its values are: "exact" log p, a "bound" (a lower one), or a "pseudo-likelihood"."""
+        ...
+
+    @property
+    def drawn(self) -> bool:
+        """Its values are draws: of a bound, or of a pseudo-likelihood."""
         ...
 
     @property
@@ -84,7 +89,8 @@ class ArmdScorer(OurScorer):
     """Our model, under any order, in one pass."""
 
     model: ArmdLM
-    bound = False
+    figure = "exact"
+    drawn = False
 
     @property
     def any_order(self) -> bool:
@@ -99,22 +105,29 @@ class ArmdScorer(OurScorer):
 
 @dataclass(frozen=True)
 class BaselineScorer(OurScorer):
-    """A rival that bounds the likelihood of a whole row, in draws of its noise."""
+    """A rival that gives one figure for a whole row, most of them in draws of their noise."""
 
     model: Baseline
     any_order = False
-    bound = True
+
+    @property
+    def figure(self) -> str:
+        return self.model.figure
+
+    @property
+    def drawn(self) -> bool:
+        return self.figure != "exact"
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         raise ArmdError(
-            f"{self.model.config.model} only bounds the likelihood of whole texts; "
+            f"{self.model.config.model} gives one figure for a whole text ({self.figure}); "
             "score it with armd eval ppl"
         )
 
     def row_log_probs(
         self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"], generator: torch.Generator
     ) -> Float[Tensor, "b"]:
-        """One draw of the bound on log p of each row's scored tokens."""
+        """One draw of the figure for each row's scored tokens: of the bound on log p, mostly."""
         return -self.model.nll(tokens, scored, generator).double()
 
 
@@ -125,7 +138,8 @@ class CausalScorer:
     model: Any
     bos: int | None
     any_order = False
-    bound = False
+    figure = "exact"
+    drawn = False
     from_nothing = False
 
     @property

@@ -1,12 +1,12 @@
 """Held-out loss of a model, in the orders that matter: left to right, random, strided; or, of one
-that knows no orders, its bound."""
+that knows no orders, its bound, or what else its figure is."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from ..baselines import knows_orders
+from ..baselines import figure_of, knows_orders
 from ..data.dataset import Split
 from ..data.sampler import heldout_batches
 from ..model.order import Order
@@ -27,7 +27,8 @@ KINDS = {
 def kinds_for(recipe: Recipe) -> dict[str, Stage]:
     """What the model can be asked; the first is what tells the best checkpoint."""
     if not knows_orders(recipe.model):
-        return {"bound": KINDS["left to right"]}
+        figure = figure_of(recipe.model)
+        return {"left to right" if figure == "exact" else figure: KINDS["left to right"]}
     if recipe.model == "sigma-gpt":
         return {name: KINDS[name] for name in ("left to right", "random")}
     if recipe.network.query == "shift":
