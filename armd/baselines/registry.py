@@ -17,13 +17,16 @@ MODELS = {
     "d3pm": (".d3pm", "D3pm", "masked diffusion in discrete time, with the auxiliary loss"),
     "bd3lm-4": (".bd3lm", "Bd3lm", "diffusion inside blocks of 4, left to right between them"),
     "bd3lm-16": (".bd3lm", "Bd3lm", "diffusion inside blocks of 16, left to right between them"),
+    "diffusion-bert": (".diffusion_bert", "DiffusionBert", "masked diffusion, rare tokens first"),
     "bert-mouth": (".bert_mouth", "BertMouth", "a masked LM that writes by Gibbs sampling"),
     "sigma-gpt": (".sigma_gpt", "SigmaGpt", "one stream in any order, told where to write next"),
     "xlnet": (".xlnet", "Xlnet", "two streams all the way up, queries from one learnt row"),
 }
 
 # what a model has by its paper, where that is not our default
-OWN: dict[str, dict[str, Any]] = {}
+OWN: dict[str, dict[str, Any]] = {
+    "diffusion-bert": {"diffusion_steps": 2048},
+}
 
 
 def check_name(name: str) -> str:
