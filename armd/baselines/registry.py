@@ -10,6 +10,11 @@ from ..errors import ArmdError
 MODELS = {
     "armd": ("..model.modeling_armd", "ArmdLM", "our model"),
     "ar": ("..model.modeling_armd", "ArmdLM", "the same layers, one stream, left to right"),
+    "transformer-xl": (
+        ".transformer_xl",
+        "TransformerXl",
+        "left to right in segments, with memory",
+    ),
     "mdlm": (".mdlm", "Mdlm", "masked diffusion, continuous time"),
     "sedd-absorb": (".sedd", "SeddAbsorb", "score entropy, absorbing noise"),
     "sedd-uniform": (".sedd", "SeddUniform", "score entropy, uniform noise"),
