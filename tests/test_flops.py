@@ -29,8 +29,10 @@ def test_by_hand_equals_by_counting(name: str) -> None:
         model(tokens, labels=tokens).loss.backward()
     counted = counter.get_total_flops() / tokens.numel()
     # what is made again for the gradient is no part of ours: logits, where they are not kept
-    again = {"sedd-absorb": 1, "sedd-uniform": 2, "diffusion-bert": 1}.get(name, 0)
+    again = {"sedd-absorb": 1, "sedd-uniform": 2, "diffusion-bert": 1, "plaid": 2}.get(name, 0)
     again *= config.d_model * VOCABULARY
+    space = {"plaid": 2, "diffusion-lm": 1}.get(name, 0)
+    again += 2 * space * getattr(config, "d_embedding", 0) * VOCABULARY
     assert train_flops(config, LENGTH, squares=True) == pytest.approx(counted - again, rel=0.05)
 
 

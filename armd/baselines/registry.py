@@ -22,6 +22,8 @@ MODELS = {
     "d3pm": (".d3pm", "D3pm", "masked diffusion in discrete time, with the auxiliary loss"),
     "bd3lm-4": (".bd3lm", "Bd3lm", "diffusion inside blocks of 4, left to right between them"),
     "bd3lm-16": (".bd3lm", "Bd3lm", "diffusion inside blocks of 16, left to right between them"),
+    "plaid": (".plaid", "Plaid", "diffusion on learnt embeddings, by its likelihood bound"),
+    "diffusion-lm": (".diffusion_lm", "DiffusionLm", "diffusion on embeddings, and rounding"),
     "diffusion-bert": (".diffusion_bert", "DiffusionBert", "masked diffusion, rare tokens first"),
     "bert-mouth": (".bert_mouth", "BertMouth", "a masked LM that writes by Gibbs sampling"),
     "sigma-gpt": (".sigma_gpt", "SigmaGpt", "one stream in any order, told where to write next"),
@@ -30,6 +32,8 @@ MODELS = {
 
 # what a model has by its paper, where that is not our default
 OWN: dict[str, dict[str, Any]] = {
+    "plaid": {"d_embedding": 16},
+    "diffusion-lm": {"diffusion_steps": 2000, "d_embedding": 128},
     "diffusion-bert": {"diffusion_steps": 2048},
 }
 

@@ -159,7 +159,7 @@ def shown(
                 f"perplexity {result['perplexity_standard_error']:.3f}"
                 + (f", by log-mean-exp <={tight:.3f}" if tight else "")
             )
-        elif result["bound"] or result["pseudo_likelihood"]:
+        elif result["bound"] or result.get("pseudo_likelihood"):
             lines.append(f"{result['data']}: one draw has no standard error; --draws 4 gives one")
     return "\n".join(lines)
 
