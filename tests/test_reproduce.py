@@ -130,6 +130,13 @@ def test_runs_that_are_named_are_trained_alone_with_their_seeds_and_what_they_st
     names = [run.name for run in wanted_runs(study, ["price"])]
     assert names == ["armd-neighbor", "neighbor-sbp-20"]
     assert check_runs(study.only, study.scale, ["price"]) == study.only
+    study = replace(study, only=("bd3lm-4-published", "plaid"))
+    runs = wanted_runs(study, ["perplexity"])
+    assert [run.name for run in runs] == ["mdlm-85", "plaid", "bd3lm-4-published"]
+    steps = {run.name: run.recipe.curriculum.total for run in runs}
+    assert steps["mdlm-85"] + steps["bd3lm-4-published"] == steps["plaid"]
+    for run in runs:
+        study.placed(run).check()
     with pytest.raises(ArmdError, match="armd-neighbor"):
         check_runs(("armd-neigbor",), study.scale, ["perplexity"])
     with pytest.raises(ArmdError, match="generation"):

@@ -22,6 +22,8 @@ RIVALS = (
     "sigma-gpt",
     "xlnet",
 )
+MORE_RIVALS = ("transformer-xl", "plaid", "diffusion-lm", "diffusion-bert")
+"""Those of the paper's tables that are trained only if `--runs` names them."""
 SBP_SHARES = (10, 20, 40)
 """Lengths of the strided phase, in percent of the base run's steps."""
 
@@ -34,6 +36,8 @@ class Trained:
     recipe: Recipe
     after: str = ""
     """The run whose weights it starts from."""
+    optional: bool = False
+    """No part of the study unless it is named."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Study:
     def chosen(self, runs: list[Trained]) -> list[Trained]:
         """Those of a stage's runs that are wanted."""
         if not self.only:
-            return runs
+            return [run for run in runs if not run.optional]
         return [run for run in runs if re.sub(r"-seed\d+$", "", run.name) in self.only]
 
     def run(self, name: str) -> Path:
@@ -73,7 +77,22 @@ def perplexity_runs(scale: Scale) -> list[Trained]:
     ):
         seeded += [Trained(name, recipe), Trained(f"{name}-third", fewer(recipe, 3))]
     rivals = [Trained(name, with_model(scale.base, name)) for name in RIVALS]
-    return [*with_seeds(scale, seeded), *rivals]
+    more = [Trained(name, with_model(scale.base, name), optional=True) for name in MORE_RIVALS]
+    return [*with_seeds(scale, seeded), *rivals, *more, *published_bd3lm(scale)]
+
+
+def published_bd3lm(scale: Scale) -> list[Trained]:
+    """BD3-LM by its published recipe: 850K steps of MDLM, then 150K of blocks, each here as long a
+    share of the base run."""
+    runs = []
+    for name, model, share, after in (
+        ("mdlm-85", "mdlm", 85, ""),
+        ("bd3lm-4-published", "bd3lm-4", 15, "mdlm-85"),
+    ):
+        recipe = with_model(scale.base, model)
+        steps = {"steps": percent(scale, share)}
+        runs.append(Trained(name, changed(recipe, {"curriculum": steps}), after, optional=True))
+    return runs
 
 
 def neighbor(recipe: Recipe) -> Recipe:

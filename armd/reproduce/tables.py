@@ -30,6 +30,12 @@ LABELS = {
     "d3pm": "D3PM absorb",
     "bd3lm-4": "BD3-LM, blocks of 4",
     "bd3lm-16": "BD3-LM, blocks of 16",
+    "bd3lm-4-published": "BD3-LM, blocks of 4 after MDLM",
+    "mdlm-85": "MDLM, 85 % of the steps",
+    "transformer-xl": "Transformer-XL",
+    "plaid": "PLAID",
+    "diffusion-lm": "Diffusion-LM",
+    "diffusion-bert": "DiffusionBERT",
     "sigma-gpt": "sigma-GPT",
     "xlnet": "XLNet-style",
 }
@@ -44,6 +50,7 @@ IN_TABLE_1 = {
     "sedd-uniform": f"≤ {TABLE_1_SMALL['SEDD-Uniform (400K, bound)'][1]:g}",
     "radd": f"≤ {TABLE_1_SMALL['RADD (400K, bound)'][1]:g}",
     "d3pm": f"≤ {TABLE_1_SMALL['D3PM (bound)'][1]:g}",
+    "plaid": f"≤ {TABLE_1_SMALL['PLAID (600K, bound)'][1]:g}",
 }
 BD3LM = "BD3-LMs L'={} (1M)"
 IN_TABLE_3 = {
@@ -55,6 +62,10 @@ IN_TABLE_3 = {
     "d3pm": f"≤ {TABLE_3['D3PM-absorb']:g}",
     "bd3lm-4": "≤ " + f"{TABLE_3[BD3LM.format(4)]:g} packed",
     "bd3lm-16": "≤ " + f"{TABLE_3[BD3LM.format(16)]:g} packed",
+    "bd3lm-4-published": "≤ " + f"{TABLE_3[BD3LM.format(4)]:g} packed",
+    "transformer-xl": f"{TABLE_3['Transformer-X Base (AR)']:g}",
+    "diffusion-lm": f"≤ {TABLE_3['Diffusion-LM']:g}",
+    "diffusion-bert": f"≤ {TABLE_3['DiffusionBert']:g}",
 }
 
 
