@@ -122,7 +122,7 @@ class Plaid(EmbeddingDiffusion):
         rows, points = self.rows_of(z, gamma), self.points()
         told = gamma[:, None].expand(z.shape[:2])
         parts = zip(*(x.flatten(0, 1).split(ROWS) for x in (rows, z, told)), strict=True)
-        made = [self._logits(*part, points).softmax(-1).to(z.dtype) @ points for part in parts]
+        made = [self._logits(r, x, g, points).softmax(-1).to(z.dtype) @ points for r, x, g in parts]
         return torch.cat(made).view(z.shape)
 
     def last_logits(
