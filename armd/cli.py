@@ -39,7 +39,11 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval ppl": ("eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
     "eval samples": ("eval.samples", "eval_samples", "judge generated text"),
     "eval infill": ("eval.infill", "eval_infill", "what context on both sides buys"),
-    "reproduce": ("reproduce.command", "reproduce", "the paper's experiments in miniature"),
+    "reproduce": (
+        "reproduce.command",
+        "reproduce",
+        "the paper's experiments, in miniature or in full",
+    ),
     "plot": ("plots.curves", "plot_curves", "draw the curves of runs"),
     "plot order": (
         "plots.orders",

@@ -89,6 +89,7 @@ REAL = [
     ("lambada=lambada", None, 1610, 415_968, 423_590),
     ("ptb=ptb", None, 77, 87_293, 87_374),
     ("wikitext2=wikitext-2-raw/wiki.test.raw", None, 156, 270_437, 270_438),
+    ("wikitext103=wikitext-103", None, 153, 268_681, 268_680),
     ("lm1b=lm1b-heldout", 6000, 269, 168_872, 168_950),
 ]
 

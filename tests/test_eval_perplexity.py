@@ -24,7 +24,7 @@ from eval_models import (
 from armd.bench.eval import bench_eval
 from armd.errors import ArmdError
 from armd.eval.perplexity import Scoring, perplexity
-from armd.eval.ppl import eval_ppl, shown, used
+from armd.eval.ppl import eval_ppl, other_tokenizer, shown, used
 from armd.eval.scorer import CausalScorer
 from armd.eval.windows import PROTOCOLS
 
@@ -110,7 +110,10 @@ def test_lm1b_is_given_with_and_without_counting_cls():
         assert found["perplexity"] == pytest.approx(math.e)
         free = math.exp(counted / (counted + windows))
         assert found["perplexity_counting_bos"] == pytest.approx(free)
+        assert "--tokenizer bert-base-uncased" in other_tokenizer(PROTOCOLS[protocol], VOCABULARY)
+        assert other_tokenizer(PROTOCOLS[protocol], 30_522) == ""
     assert counted == 15 * windows  # packed: CLS is neither scored nor counted
+    assert other_tokenizer(PROTOCOLS["sedd"], VOCABULARY) == ""
 
 
 def test_one_pass_equals_the_chain_rule_token_by_token():

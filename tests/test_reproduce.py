@@ -157,6 +157,16 @@ def test_streams_begin_behind_sentences():
     orders.check(order.position, order.block)
 
 
+def test_prices_are_shown_with_the_errors_of_paired_windows():
+    assert price.paired_error(torch.full((9,), 0.25, dtype=torch.float64)) == 0
+    assert price.paired_error(torch.tensor([1.0, 3.0])) == pytest.approx(1.0)
+    names = ("S=2", "S=2 one by one", "S=2 from sentences", "S=2 overlap", "left to right")
+    figures: dict = dict.fromkeys(names, 4.0)
+    assert "±" not in tables.price_table({"armd": {"figures": figures}})
+    figures["S=2 errors"] = [0.1, 0.2, 0.3, 0.4]
+    assert "+0.0000 ± 0.3000" in tables.price_table({"armd": {"figures": figures}})
+
+
 class Independent(torch.nn.Module):
     """Its tokens know nothing of each other, so blocks cost nothing and conditionals overlap."""
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .load_model import Loaded
     from .scorer import Scorer
 
+BERT = 30_522
+"""Tokens of bert-base-uncased."""
+
 
 def eval_ppl(
     model: tyro.conf.Positional[str],
@@ -72,7 +75,18 @@ def eval_ppl(
             made.append(result)
         if ranks.first:
             print(shown(made, chosen, scoring, length, scorer))
+            print(other_tokenizer(chosen, loaded.tokenizer.vocab_size), end="")
     return made
+
+
+def other_tokenizer(protocol: Protocol, vocab_size: int) -> str:
+    """A warning where the paper's Table 3 is over other tokens."""
+    if not protocol.free_bos or vocab_size == BERT:
+        return ""
+    return (
+        f"Table 3 is over the {BERT:,} tokens of bert-base-uncased, this is over {vocab_size:,}: "
+        "not to be compared; prepare and train with --tokenizer bert-base-uncased\n"
+    )
 
 
 def settings_of(

@@ -1,4 +1,4 @@
-"""`armd reproduce`: the paper's experiments in miniature, stage by stage, resumable."""
+"""`armd reproduce`: the paper's experiments in miniature or at their own size, resumable."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import ArmdError
+from .paper_options import PaperOptions
 from .result_file import STAGES
 
 
@@ -28,16 +29,19 @@ def reproduce(
     runs: tuple[str, ...] = (),
     jobs: int | None = None,
     launch: str = "",
-    plan: bool = False,
+    plan: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False,
+    paper: Annotated[PaperOptions, tyro.conf.arg(name="")] = PaperOptions(),  # noqa: B008
 ) -> None:
     """Train every model of the study, measure, and write docs/results.md. Stopped, the same command
     goes on where it was.
 
     Args:
-        stages: perplexity, generation, price, latency, ablations; none named: all of them. "page"
-            writes the page anew from the results that are there.
-        scale: mini (an hour and a half on two cores), paper (GPT-2 small, for a cluster), or tiny
-            (a trial of the study itself).
+        stages: perplexity, generation, price, latency, ablations; of scale paper table1, table2,
+            table3, table4, ablation, curves; none named: all of them. "page" writes the page anew
+            from the results that are there.
+        scale: mini (an hour and a half on two cores); paper (every run of the paper's tables at its
+            own size, for a cluster; prints a plan with hours and cost, and starts with --yes); tiny
+            or paper-tiny (trials of the two studies).
         out: Where the dataset, the runs and their logs go.
         results: Where the figures go, one JSON file a stage.
         docs: Where results.md and its images go.
@@ -47,13 +51,20 @@ def reproduce(
         jobs: Runs that train side by side, each on its share of the cores.
         launch: How to start a run instead of `armd`, such as "torchrun --nproc-per-node 8 -m
             armd.cli".
-        plan: Only list the runs.
+        plan: Only list the runs, of scale paper also the commands, hours and cost.
+        paper: Of scale paper.
     """
     from .runs import Study
     from .scale import scale as scale_of
 
     if jobs is not None and jobs < 1:
         raise ArmdError(f"--jobs {jobs} must be at least 1")
+    if scale in ("paper", "paper-tiny"):
+        from .paper_study import reproduce_paper
+
+        places = {"out": out, "results": results, "docs": docs, "data": data}
+        how = {"jobs": jobs or 1, "launch": launch, "plan": plan, "options": paper}
+        return reproduce_paper(stages, scale=scale, **places, **how)
     chosen, wanted = scale_of(scale), check_stages(stages)
     study = Study(chosen, out, data or out / "data", check_runs(runs, chosen, wanted))
     if plan:

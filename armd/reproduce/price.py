@@ -14,7 +14,7 @@ import torch
 from ..data.dataset import open_dataset
 from ..model import order as orders
 from ..model.order import Order
-from ..model.shapes import Int, Tensor
+from ..model.shapes import Float, Int, Tensor
 from .result_file import Findings
 from .runs import Study, price_runs
 from .scores import BATCH, Batches, heldout, load, weights_of
@@ -40,28 +40,39 @@ def measure(study: Study, findings: Findings) -> None:
 
 @torch.no_grad()
 def prices(model: Any, batches: Batches, streams: list[int], begins: set[int]) -> dict[str, Any]:
-    """Nats per token of every order, and the overlap."""
-    tokens = sum(t.numel() for t, _ in batches)
+    """Nats per token of every order, the standard errors of their differences, from window to
+    window, and the overlap."""
+    figures: dict[str, Any] = {}
 
-    def nats(order_of: Callable[[Tensor], Order]) -> float:
+    def nats(name: str, order_of: Callable[[Tensor], Order]) -> Float[Tensor, "windows"]:
         from ..model.likelihood import log_likelihood
 
-        total = sum(
-            float(-log_likelihood(model, t, order_of(t)).double().sum()) for t, _ in batches
+        found = torch.cat(
+            [-log_likelihood(model, t, order_of(t)).double().mean(1) for t, _ in batches]
         )
-        return total / tokens
+        figures[name] = float(found.mean())
+        return found
 
-    figures: dict[str, Any] = {"left to right": nats(lambda t: orders.left_to_right(t.shape[1]))}
+    base = nats("left to right", lambda t: orders.left_to_right(t.shape[1]))
     for s in streams:
         together = orders.strided(batches[0][0].shape[1], s)
         alone = one_by_one(together)
-        figures[f"S={s} one by one"] = nats(lambda t, o=alone: o)
-        figures[f"S={s}"] = nats(lambda t, o=together: o)
-        figures[f"S={s} overlap"] = overlap(model, batches, together, alone)
-        figures[f"S={s} from sentences"] = nats(
-            lambda t, s=s: orders.stack([from_sentences(row, s, begins) for row in t])
+        ordered = nats(f"S={s} one by one", lambda t, o=alone: o)
+        parallel = nats(f"S={s}", lambda t, o=together: o)
+        sentences = nats(
+            f"S={s} from sentences",
+            lambda t, s=s: orders.stack([from_sentences(row, s, begins) for row in t]),
         )
+        pairs = ((ordered, base), (parallel, ordered), (parallel, base), (sentences, base))
+        figures[f"S={s} errors"] = [paired_error(one - other) for one, other in pairs]
+        figures[f"S={s} overlap"] = overlap(model, batches, together, alone)
     return figures
+
+
+def paired_error(difference: Float[Tensor, "windows"]) -> float:
+    """Of a mean of differences of the same windows."""
+    count = len(difference)
+    return float(difference.std() / count**0.5) if count > 1 else 0.0
 
 
 def one_by_one(order: Order) -> Order:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..train.checkpoint import name_of
+from ..train.export import KEPT
 from ..train.presets import with_model
 from ..train.recipe import Curriculum, Recipe
 from .scale import Scale
@@ -36,6 +38,12 @@ class Trained:
     recipe: Recipe
     after: str = ""
     """The run whose weights it starts from."""
+    after_step: int = 0
+    """A kept step of that run; 0 for its last."""
+    with_state: bool = False
+    """It goes on from that step as if it were the same run, with the optimizer's state."""
+    data: str = ""
+    """Which of the study's datasets, where there are several."""
     optional: bool = False
     """No part of the study unless it is named."""
 
@@ -44,7 +52,8 @@ class Trained:
 class Study:
     """Where everything of one study lies."""
 
-    scale: Scale
+    scale: Any
+    """A Scale, or the PaperScale of the paper's own runs."""
     folder: Path
     data: Path
     only: tuple[str, ...] = ()
@@ -59,11 +68,21 @@ class Study:
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name
 
+    def export(self, name: str, step: int) -> Path:
+        """The weights of a step that the run keeps."""
+        return self.run(name) / KEPT / name_of(step)
+
     def placed(self, trained: Trained) -> Recipe:
         """The recipe with its folders."""
-        start = str(self.run(trained.after)) if trained.after else ""
+        start = self.run(trained.after) if trained.after else ""
+        if start and trained.after_step and not trained.with_state:
+            start = self.export(trained.after, trained.after_step)
         return replace(
-            trained.recipe, data=str(self.data), out=str(self.run(trained.name)), start=start
+            trained.recipe,
+            data=str(self.data / trained.data),
+            out=str(self.run(trained.name)),
+            start=str(start),
+            start_step=trained.after_step if trained.with_state else 0,
         )
 
 

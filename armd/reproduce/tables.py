@@ -183,9 +183,12 @@ def price_table(entries: Entries) -> str:
         base = f["left to right"]
         for s in sorted(int(k[2:]) for k in f if re.fullmatch(r"S=\d+", k)):
             alone, together = f[f"S={s} one by one"], f[f"S={s}"]
-            row = [name, str(s), f"{base:.3f}", f"{alone - base:+.4f}", f"{together - alone:+.4f}"]
-            row += [f"{together - base:+.4f}", f"{f[f'S={s} overlap']:.4f}"]
-            rows.append([*row, f"{f[f'S={s} from sentences'] - base:+.4f}"])
+            sentences = f[f"S={s} from sentences"]
+            errors = [f" ± {error:.4f}" for error in f.get(f"S={s} errors", ())] or [""] * 4
+            gaps = (alone - base, together - alone, together - base, sentences - base)
+            shown = [f"{gap:+.4f}{error}" for gap, error in zip(gaps, errors, strict=True)]
+            overlap = f"{f[f'S={s} overlap']:.4f}"
+            rows.append([name, str(s), f"{base:.3f}", *shown[:3], overlap, shown[3]])
     return markdown(header, rows)
 
 

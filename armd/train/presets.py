@@ -9,10 +9,14 @@ from ..baselines import check_name
 from ..errors import ArmdError
 from .recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
 
+CURVE = tuple(thousands * 1_000 for thousands in (60, 120, 180, 240, 300, 350, 400))
+"""Steps at which the paper's curves and tables have figures: their checkpoints are kept."""
+
 
 def owt_small() -> Recipe:
     """The paper's small model on OpenWebText, then its strided phase (its longest: 80K steps)."""
-    return Recipe(preset="owt-small", curriculum=Curriculum(sbp_steps=80_000))
+    curriculum = Curriculum(sbp_steps=80_000)
+    return Recipe(preset="owt-small", curriculum=curriculum, report=Report(keep_at=CURVE))
 
 
 def owt_medium() -> Recipe:
@@ -20,6 +24,7 @@ def owt_medium() -> Recipe:
     return Recipe(
         preset="owt-medium",
         network=Network(d_model=1024, n_layers=24, n_two_stream=12, n_heads=16),
+        report=Report(keep_at=CURVE),
         machine=Machine(micro_batch=32),
     )
 
@@ -27,18 +32,20 @@ def owt_medium() -> Recipe:
 def owt_small_rho64() -> Recipe:
     """Ablation: 64 places shuffled in the end (the paper prints 32, but names it 64)."""
     curriculum = Curriculum(i_ar=40_000, i_perm=120_000, rho=64)
-    return Recipe(preset="owt-small-rho64", curriculum=curriculum)
+    return Recipe(preset="owt-small-rho64", curriculum=curriculum, report=Report(keep_at=CURVE))
 
 
 def owt_small_l12() -> Recipe:
     """Ablation: both streams through all 12 layers."""
-    return Recipe(preset="owt-small-l12", network=Network(n_two_stream=12))
+    network = Network(n_two_stream=12)
+    return Recipe(preset="owt-small-l12", network=network, report=Report(keep_at=CURVE))
 
 
 def owt_medium_l6() -> Recipe:
     """Ablation: both streams through a quarter of the medium model."""
-    medium = owt_medium()
-    return replace(medium, preset="owt-medium-l6", network=replace(medium.network, n_two_stream=6))
+    medium, steps = owt_medium(), (*CURVE[:5], 320_000, *CURVE[5:])
+    network = replace(medium.network, n_two_stream=6)
+    return replace(medium, preset="owt-medium-l6", network=network, report=Report(keep_at=steps))
 
 
 def lm1b() -> Recipe:
@@ -49,6 +56,7 @@ def lm1b() -> Recipe:
         preset="lm1b",
         network=Network(length=128),
         curriculum=Curriculum(steps=1_000_000, i_ar=100_000, i_perm=300_000, rho=8),
+        report=Report(keep_at=(300_000, 1_000_000)),
         machine=Machine(micro_batch=512),
     )
 

@@ -38,10 +38,12 @@ class Network:
     """Dropout on embeddings and residual branches."""
     pe_std: float = 0.0
     """Standard deviation of the position MLP's initial weights; 0 for 1/sqrt(fan_in)."""
+    d_pe: int = 0
+    """Width of the position code; 0 for a quarter of d_model."""
 
     def config(self, vocab_size: int, model: str = "armd") -> ArmdConfig:
         fields = dataclasses.asdict(self)
-        fields["pe_std"] = self.pe_std or None
+        fields["pe_std"], fields["d_pe"] = self.pe_std or None, self.d_pe or None
         return config_of(model, vocab_size=vocab_size, max_length=fields.pop("length"), **fields)
 
 

@@ -21,6 +21,7 @@ LIMITS: dict[str, dict[str, tuple[float, float]]] = {
         "length": (1, 2**20),
         "dropout": (0, 0.99),
         "pe_std": (0, 1e3),
+        "d_pe": (0, 2**16),
     },
     "curriculum": {
         "steps": (0, STEPS),
