@@ -40,7 +40,7 @@ TABLE_3 = {
     "Transformer (AR)": ("lm1b-packed-ar", 1000, "lm1b-packed"),
     "D3PM-absorb": ("lm1b-d3pm", 1000, "lm1b"),
     "Diffusion-LM": ("lm1b-diffusion-lm", 1000, "lm1b"),
-    "DiffusionBert": ("lm1b-diffusionbert", 1000, "lm1b"),
+    "DiffusionBert": ("lm1b-diffusion-bert", 1000, "lm1b"),
     "SEDD (1M)": ("lm1b-packed-sedd-absorb", 1000, "lm1b-packed"),
     "MDLM (1M)": ("lm1b-packed-mdlm", 1000, "lm1b-packed"),
     "BD3-LMs L'=16 (1M)": ("lm1b-packed-bd3lm-16", 150, "lm1b-packed"),
@@ -156,7 +156,8 @@ def perplexity_of(data: str) -> Callable[[dict[str, Any]], str | None]:
             if result["data"] == data:
                 error = result.get("perplexity_standard_error")
                 spread = "" if error is None else f" ± {error:.2f}"
-                return f"{'≤ ' if result['bound'] else ''}{result['perplexity']:.2f}{spread}"
+                mark = "≤ " if result["bound"] else "~ " if result.get("pseudo_likelihood") else ""
+                return f"{mark}{result['perplexity']:.2f}{spread}"
         return None
 
     return read

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..baselines import MODELS
 from ..data.hub import PARQUET
 from ..data.prepare import Preparation
 from ..train import presets
@@ -109,7 +108,6 @@ def paper_runs(scale: PaperScale) -> dict[str, Trained]:
             after_step=scale.steps(run.after_step) if run.after_step else 0,
         )
         for run in found
-        if run.recipe.model in MODELS
     }
 
 
@@ -166,7 +164,7 @@ def lm1b_runs() -> list[Trained]:
     padded, packed, whole = presets.lm1b(), presets.lm1b_packed(), (1000 * K,)
     runs = [Trained("lm1b", padded, data="lm1b")]
     runs.append(Trained("lm1b-packed", packed, data="lm1b-packed"))
-    for name in ("d3pm", "diffusion-lm", "diffusionbert", "bert-mouth"):
+    for name in ("d3pm", "diffusion-lm", "diffusion-bert", "bert-mouth"):
         runs.append(Trained(f"lm1b-{name}", trained_as(name, padded, whole), data="lm1b"))
     for name in ("ar", "transformer-xl", "sedd-absorb", "mdlm"):
         at = (850 * K, *whole) if name == "mdlm" else whole
@@ -186,6 +184,5 @@ def kept(recipe: Recipe, steps: tuple[int, ...]) -> Recipe:
 
 def trained_as(model: str, recipe: Recipe, steps: tuple[int, ...]) -> Recipe:
     """A baseline in that recipe, up to the last of these steps, which are all kept."""
-    if model in MODELS:
-        recipe = with_model(recipe, model)
-    return kept(changed(replace(recipe, model=model), {"curriculum": {"steps": steps[-1]}}), steps)
+    recipe = changed(with_model(recipe, model), {"curriculum": {"steps": steps[-1]}})
+    return kept(recipe, steps)
