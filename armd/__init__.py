@@ -61,12 +61,14 @@ def _register_config() -> None:
 
 
 def _register_model() -> None:
-    from transformers import AutoModelForMaskedLM
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+    from .model.causal_armd import ArmdForCausalLM
     from .model.configuration_armd import ArmdConfig
     from .model.modeling_armd import ArmdLM
 
     AutoModelForMaskedLM.register(ArmdConfig, ArmdLM, exist_ok=True)
+    AutoModelForCausalLM.register(ArmdConfig, ArmdForCausalLM, exist_ok=True)
 
 
 # transformers takes seconds to import, so its auto classes learn of ours only once it is imported

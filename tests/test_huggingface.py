@@ -43,17 +43,9 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
     saved: tuple[armd.ArmdLM, Path],
 ) -> None:
     files = {path.name for path in saved[1].iterdir()}
-    code = ["attention_inputs", "configuration_armd", "cpu_ops", "errors", "head", "layers"]
-    code += [
-        "limited_attention",
-        "modeling_armd",
-        "neighbor",
-        "order",
-        "prefix",
-        "shapes",
-        "streams",
-        "strict_model",
-    ]
+    code = ["attention_inputs", "causal_armd", "configuration_armd", "cpu_ops", "errors", "head"]
+    code += ["initial_weights", "layers", "limited_attention", "modeling_armd", "neighbor", "order"]
+    code += ["padding", "plain_generation", "prefix", "shapes", "streams", "strict_model"]
     assert files == {"config.json", "model.safetensors", *(f"{name}.py" for name in code)}
 
 
@@ -93,6 +85,8 @@ def test_auto_classes_know_armd_in_both_import_orders(imports: str, tmp_path: Pa
         assert type(model) is armd.ArmdLM, type(model)
         fresh = transformers.AutoModelForMaskedLM.from_config(config)
         assert type(fresh) is armd.ArmdLM
+        causal = transformers.AutoModelForCausalLM.from_pretrained("model")
+        assert type(causal).__module__ == "armd.model.causal_armd", type(causal)
         print("known")
     """
     assert "known" in run_alone(script, tmp_path, path=str(ROOT))

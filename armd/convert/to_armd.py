@@ -146,16 +146,11 @@ def stacked(source: Source, parts: list[Piece]) -> Tensor:
 
 def write_config(source: Source, config: ArmdConfig, folder: Path) -> None:
     """config.json, our code beside it so that it loads without armd, and what the way back needs"""
-    from transformers.dynamic_module_utils import custom_object_save
+    from ..saved_folder import finish_folder
 
-    from ..model.modeling_armd import ArmdLM
-
-    config.architectures = [ArmdLM.__name__]
     config.dtype = source.dtype
-    with torch.device("meta"):
-        shell = ArmdLM(config)
-    custom_object_save(shell, str(folder), config=config)  # type: ignore[arg-type]
-    config.save_pretrained(str(folder))
+    count = sum(torch.Size(shape).numel() for shape in source.shapes.values())
+    finish_folder(folder, config, weights=count, about={"converted from": Path(source.name).name})
     facts = {"source": Path(source.name).name, "model_type": source.facts["model_type"]}
     longest = {"max_position_embeddings": source.facts["max_position_embeddings"]}
     text = json.dumps({**facts, **longest, **source.notes}, indent=2)

@@ -18,6 +18,13 @@ class ArmdConfig(PreTrainedConfig):
     """Sizes and choices; each field says what it means."""
 
     model_type = "armd"
+    attribute_map = {  # noqa: RUF012 - under which names other tools look for our sizes
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads",
+        "max_position_embeddings": "max_length",
+    }
 
     vocab_size: int = 50257
     """Tokens the model can write."""
@@ -61,6 +68,9 @@ class ArmdConfig(PreTrainedConfig):
     """Spread of the position MLP's initial weights; 1/sqrt(fan_in), unit gain, if not given."""
     tie_word_embeddings: bool = True
     """The head is the embedding; otherwise a matrix of its own."""
+    eos_token_id: int | None = None
+    """The token that ends a text, for those who write with the model without armd."""
+    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.query == "neighbor":

@@ -14,14 +14,25 @@ from .order import Order
 from .shapes import Float, Int, Tensor
 
 
-def log_likelihood(model: ArmdLM, tokens: Int[Tensor, "b n"], order: Order) -> Float[Tensor, "b n"]:
+def log_likelihood(
+    model: ArmdLM,
+    tokens: Int[Tensor, "b n"],
+    order: Order,
+    *,
+    attention_mask: Tensor | None = None,
+) -> Float[Tensor, "b n"]:
     """log p of every token given the blocks before its own, in generation order, in one pass.
-    Summed over a row it is the exact log-likelihood of that text in that order."""
-    rows = model.hidden(tokens, order)
+    Summed over a row it is the exact log-likelihood of that text in that order. Padding, where
+    attention_mask is 0, on the left or on the right, has log p 0."""
+    rows = model.hidden(tokens, order, attention_mask)
     position = order.rows(len(tokens)).position.to(tokens.device)
     target = tokens.gather(1, position.expand(tokens.shape))
     logp = target_log_probs(rows.flatten(0, 1), model.head_matrix(), target.flatten())
-    return logp.view(tokens.shape)
+    logp = logp.view(tokens.shape)
+    if attention_mask is None:
+        return logp
+    real = attention_mask.to(tokens.device).gather(1, position.expand(tokens.shape)) != 0
+    return logp.where(real, 0)
 
 
 def loss(

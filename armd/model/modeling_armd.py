@@ -18,19 +18,30 @@ from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm
 from .errors import ArmdError
 from .head import IGNORE, accumulate_dtype, weighted_loss
+from .initial_weights import InitialWeights
 from .layers import Layer, rope_cos_sin
 from .neighbor import ExtraRows, NeighborInputs, extra_rows, neighbor_inputs
 from .order import Order, left_to_right
+from .padding import unpad
+from .plain_generation import PlainGeneration
 from .prefix import PositionCode, prefix_sums, prefix_sums_in_blocks
 from .shapes import Float, Int, Tensor
 from .streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
-from .strict_model import StrictModel
+from .strict_model import StrictModel, refuse_unknown
+
+AUTO_MAP = {
+    "AutoModelForMaskedLM": "modeling_armd.ArmdLM",
+    "AutoModelForCausalLM": "causal_armd.ArmdForCausalLM",
+}
+"""Which class of the saved code each of transformers' auto classes takes."""
 
 
-class ArmdLM(StrictModel):
+class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
     """The language model. Its logits are for the token itself, as in masked language models."""
 
     config_class = ArmdConfig
+    _input_embed_layer = "embedding"
+    accepts_loss_kwargs = False  # transformers' Trainer would hand over num_items_in_batch
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -71,48 +82,33 @@ class ArmdLM(StrictModel):
         kinds += [LastTwoStreamLayer] * (two > 0)
         return kinds + [self.causal_layer] * (config.n_layers - two)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.init_std
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-        elif isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, ArmdLM):
-            nn.init.normal_(module.bos, std=std)
-            if self.config.query == "neighbor":
-                nn.init.normal_(module.unknown, std=std)
-                nn.init.ones_(module.gate)
-            if not self.config.tie_word_embeddings:
-                nn.init.normal_(module.head.weight, std=std)
-            # Here, not when their own turn comes: of a model that is not its own, transformers
-            # passes over every module that holds its parameters in children only.
-            for part in module.modules():
-                self._init_linears(part)
+    def get_output_embeddings(self) -> nn.Module | None:
+        return None if self.config.tie_word_embeddings else self.head
 
-    def _init_linears(self, part: nn.Module) -> None:
-        """Unit gain, so that positions and attention start seeing at every width: at 0.02 a narrow
-        model starts nearly blind, and stays behind an autoregressive one."""
-        if isinstance(part, PositionCode):
-            for linear in (part.inner, part.outer):
-                gain = self.config.pe_std or linear.in_features**-0.5
-                nn.init.normal_(linear.weight, std=gain)
-        elif isinstance(part, Layer):
-            for linear in (part.query, part.key_value, part.gate_up):
-                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
-            if part.right_bias is not None:
-                nn.init.zeros_(part.right_bias)
-            for linear in (part.out, part.down):  # 2L branches add up to about one
-                spread = (2 * self.config.n_layers * linear.in_features) ** -0.5
-                nn.init.normal_(linear.weight, std=spread)
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        self.head = new_embeddings
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embedding
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers', and the code goes with it, so that it loads without armd."""
+        from .causal_armd import ArmdForCausalLM  # named here, so that its file goes, too
 
-    def hidden(self, tokens: Int[Tensor, "b n"], order: Order) -> Float[Tensor, "b n d"]:
-        """The final rows, in generation order: row k knows the blocks before block[k] alone."""
+        if type(self) in (ArmdLM, ArmdForCausalLM):
+            self.config.auto_map = AUTO_MAP.copy()
+        super().save_pretrained(*args, **kwargs)
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "b n"],
+        order: Order,
+        attention_mask: Tensor | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """The final rows, in generation order: row k knows the blocks before block[k] alone.
+        Where attention_mask is 0 is padding, on the left or on the right: no token sees it."""
         order = self._fit(tokens, order)
+        if attention_mask is not None:
+            tokens, order, back = unpad(tokens, order, attention_mask)
+            rows = self.hidden(tokens, order)
+            return rows.gather(1, back[..., None].expand(rows.shape))
         drawn = tokens.gather(1, order.position.expand(tokens.shape))
         context = self.dropout(self.context_rows(drawn[:, :-1]))
         if self.config.query == "neighbor":
@@ -230,17 +226,22 @@ class ArmdLM(StrictModel):
         order: Order | None = None,
         labels: Int[Tensor, "b n"] | None = None,
         weight: Float[Tensor, "... n"] | None = None,
-        **_: Any,
+        attention_mask: Tensor | None = None,
+        **other: Any,
     ) -> MaskedLMOutput:
         """Logits (batch, n, vocabulary) in generation order: row k is for the token at position[k].
-        input_ids are in natural order; without an order, left to right.
+        input_ids are in natural order; without an order, left to right. attention_mask is 0 at
+        padding, which changes no logit of a real token and is not scored.
 
         With labels (natural order, -100 is not scored) only the loss is made, never all logits: the
         mean over scored tokens, or, with weight (generation order), the weighted mean."""
+        refuse_unknown(other)
         order = left_to_right(max(1, input_ids.shape[-1])) if order is None else order
-        rows = self.hidden(input_ids, order)
+        rows = self.hidden(input_ids, order, attention_mask)
         if labels is None:
             return MaskedLMOutput(logits=self.logits(rows))  # type: ignore
+        if attention_mask is not None:
+            labels = labels.masked_fill(attention_mask == 0, IGNORE)
         position = order.rows(len(labels)).position.to(labels.device)
         target = labels.gather(1, position.expand(labels.shape)).flatten()
         token_weight = (target != IGNORE).to(accumulate_dtype(rows.dtype))

@@ -31,6 +31,7 @@ class StrictModel(PreTrainedModel):
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but a folder that does not fit is an error."""
         wants_info = kwargs.pop("output_loading_info", False)
+        source = exported(source)
         if Path(source).is_dir():
             check_weight_files(Path(source))
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
@@ -51,6 +52,31 @@ class StrictModel(PreTrainedModel):
             raise other_weights(source, info["mismatched_keys"])
         check_names(source, model.config, info["missing_keys"], info["unexpected_keys"])
         return (model, info) if wants_info else model
+
+
+def exported(source: Any) -> Any:
+    """The model of a training run, where the folder is one; else the source as it is."""
+    inside = Path(source) / "export"
+    return str(inside) if (inside / "config.json").is_file() else source
+
+
+HARMLESS = {
+    "return_dict": True,
+    "use_cache": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+}
+"""What transformers and its friends pass to every model, and what we do anyway."""
+
+
+def refuse_unknown(other: dict[str, Any]) -> None:
+    """Raise for keyword arguments that would change nothing, unless nothing is what they ask."""
+    wrong = [n for n, v in other.items() if v is not None and v is not HARMLESS.get(n, other)]
+    if wrong:
+        raise ArmdError(
+            f"an armd model takes no {', '.join(sorted(wrong))}; it takes input_ids, order, "
+            "labels, weight and attention_mask"
+        )
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Any) -> None:

@@ -1,26 +1,37 @@
 """Export: the weights of a checkpoint as a folder that `pretrained.load_model` reads."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers.dynamic_module_utils import custom_object_save
 
-from ..baselines import MODELS, name_of
+from ..data.dataset import Dataset
 from ..errors import ArmdError
 from ..model.configuration_armd import ArmdConfig
-from ..model.modeling_armd import ArmdLM
 from ..runtime.atomic_files import damaged_files, put_folder, write_sums
 from ..runtime.tensor_files import write_tensors
+from ..saved_folder import finish_folder
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
+from .recipe import Recipe
+from .run_folder import parse_rows
 
 EXPORT, KEPT = "export", "exports"
 
 
-def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Path) -> None:
-    """Write model.safetensors, config.json and the tokenizer's files, replacing what is in `out`.
-    Averaged weights are taken where the run keeps them."""
+def export(
+    checkpoint: Checkpoint,
+    config: ArmdConfig,
+    tokenizer: Path,
+    out: Path,
+    *,
+    about: Mapping[str, object] | None = None,
+    losses: Mapping[str, float] | None = None,
+) -> None:
+    """Write model.safetensors, the tokenizer's files and what finish_folder adds, replacing what is
+    in `out`. Averaged weights are taken where the run keeps them."""
     weights = {}
     prefix = "ema/" if checkpoint.facts.get("ema") else "model/"
     for name, shape in checkpoint.shapes(prefix).items():
@@ -35,19 +46,21 @@ def export(checkpoint: Checkpoint, config: ArmdConfig, tokenizer: Path, out: Pat
         aside.mkdir(parents=True)
     facts = {"format": "pt", "step": str(checkpoint.step)}
     write_tensors(aside / "model.safetensors", weights, facts)
-    config.architectures = [MODELS[name_of(config)][1]]
-    add_code(config, aside)
-    config.save_pretrained(str(aside))
+    count = sum(weight.numel() for weight in weights.values())
+    finish_folder(aside, config, weights=count, about=about, losses=losses)
     write_sums(aside)
     put_folder(aside, out)
 
 
-def add_code(config: ArmdConfig, folder: Path) -> None:
-    """As save_pretrained does: our own model's code goes with it, so that it loads without armd."""
-    if config.architectures == [ArmdLM.__name__]:
-        with torch.device("meta"):
-            shell = ArmdLM(config)
-        custom_object_save(shell, folder, config=config)  # type: ignore[arg-type]
+def card_facts(recipe: Recipe, dataset: Dataset, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the model card says of a run."""
+    tokens = dataset.manifest["splits"]["train"]["tokens"]
+    data = f"{dataset.folder.name}, {tokens:,} tokens"
+    rows = parse_rows(checkpoint.metrics() or "")[0]
+    return {
+        "about": {"data": data, "preset": recipe.preset, "step": f"{checkpoint.step:,}"},
+        "losses": next((row["heldout"] for row in rows[::-1] if "heldout" in row), {}),
+    }
 
 
 def exported_step(out: Path) -> int | None:

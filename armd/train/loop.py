@@ -24,7 +24,7 @@ from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoint, Checkpoints, checkpoint_of, name_of
 from .curriculum import Stage
 from .distributed import unwrapped
-from .export import EXPORT, KEPT, export, exported_step
+from .export import EXPORT, KEPT, card_facts, export, exported_step
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
 from .run_folder import Metrics, open_run
@@ -267,9 +267,10 @@ class Run:
 
     def _export(self, checkpoint: Checkpoint) -> None:
         config = self.recipe.config(self.dataset.vocab_size)
+        facts = card_facts(self.recipe, self.dataset, checkpoint)
         for out in self.outs(checkpoint):
             out.parent.mkdir(exist_ok=True)
-            export(checkpoint, config, self.dataset.folder / "tokenizer", out)
+            export(checkpoint, config, self.dataset.folder / "tokenizer", out, **facts)
 
     def _sample(self) -> None:
         """A text or two in RUN/samples. A model in shares cannot write: use its export."""
