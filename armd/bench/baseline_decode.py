@@ -91,7 +91,7 @@ def diffusion_sides(config: ArmdConfig, batch: int, length: int, device: Any) ->
         for layer in trunk.layers:
             rows = layer(rows, inputs)
         for part in nn.functional.linear(trunk.norm(rows), trunk.embedding.weight).split(64, 1):
-            draw(part, uniforms(1, part.shape[1]).to(device), Sampling())
+            draw(part, torch.rand(1, part.shape[1], dtype=torch.float64), Sampling())
 
     sides = {}
     for share in (1, 2, 4):

@@ -27,7 +27,7 @@ class Row:
     median: float
     tokens_per_second: float
     ratio: float
-    """Tokens/s over those of ARMD with one stream."""
+    """Tokens/s over those of one stream of the same model; of rivals, of the first model."""
     median_ratio: float
     bandwidth_share: float | None
     """Bytes of weights and cache a pass must read, over the measured memory bandwidth: of the best,
@@ -60,6 +60,7 @@ def bench_decode(
     batches: Annotated[str, tyro.conf.arg(help="texts at once, as 1,16")] = "1",
     streams: tuple[int, ...] = (1, 2, 4, 8, 16),
     weights: tuple[str, ...] = ("fp32", "int8"),
+    queries: tuple[str, ...] = ("prefix", "neighbor"),
     repeats: int = 5,
     passes: int = 8,
     vocabulary: int = 50257,
@@ -68,13 +69,14 @@ def bench_decode(
     device: str = "cpu",
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> None:
-    """Time ARMD with 1, 2, 4 ... streams, the same without its cache, GPT2LMHeadModel.generate with
+    """Time ARMD with 1, 2, 4 ... streams and either query, the same without its cache, GPT2LMHeadModel.generate with
     its cache, and a masked-diffusion sampler of the same trunk, interleaved in one process.
 
     Of ARMD and GPT-2 `passes` calls are timed at each of five depths of the text, evenly spread
     (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts."""
     import torch
 
+    from ..model.configuration_armd import ArmdConfig
     from ..runtime.memory import keep_freed_memory
 
     if threads:
@@ -83,9 +85,13 @@ def bench_decode(
     where = torch.device(device)
     rows, bandwidths = [], []
     for batch in map(int, batches.split(",")):
-        sides = build(
-            size, length, batch, streams, weights, vocabulary, where, rivals=rivals, passes=passes
-        )
+        config = ArmdConfig.named(size, vocab_size=vocabulary, max_length=length)
+        sides = {}
+        for query in queries:
+            ours = ArmdConfig(**{**config.to_dict(), "query": query, "n_two_stream": None})
+            sides |= our_sides(ours, batch, streams, weights, where, passes=passes)
+        if rivals:
+            sides |= rival_sides(config, batch, where, passes=passes)
         found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where)
         print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
         show(found)
@@ -98,43 +104,46 @@ def bench_decode(
         json_file.write_text(json.dumps(content, indent=1))
 
 
-def build(
-    size: str,
-    length: int,
+def our_sides(
+    config: Any,
     batch: int,
     streams: tuple[int, ...],
     weights: tuple[str, ...],
-    vocabulary: int,
     device: Any,
     *,
-    rivals: bool,
     passes: int,
 ) -> dict[str, Side]:
     import torch
 
     from ..generation.kv_cache import make_cache
-    from ..model.configuration_armd import ArmdConfig
     from ..model.modeling_armd import ArmdLM
     from ..native.packed import pack
     from .armd_decode import our_side
-    from .baseline_decode import cacheless_side, diffusion_sides, gpt2_side
 
-    config = ArmdConfig.named(size, vocab_size=vocabulary, max_length=length)
+    name = "neighbor" if config.query == "neighbor" else "ARMD"
     model = ArmdLM(config).to(device).eval()
     with torch.no_grad():
-        cache = make_cache(model, batch=batch, length=length)
+        cache = make_cache(model, batch=batch, length=config.max_length)
     sides = {}
     for kind in weights:
         packed = pack(model, kind)
         for count in streams:
             if kind == weights[0] or count in (1, 4):
                 side = our_side(packed, cache, count, passes=passes, int8=kind == "int8")
-                sides[f"ARMD S={count} {kind}"] = side
-    if rivals:
-        sides["ARMD S=1, no cache"] = cacheless_side(model, batch, length)
-        sides["GPT2LMHeadModel"] = gpt2_side(config, batch, length, device, passes=passes)
-        sides |= diffusion_sides(config, batch, length, device)
+                sides[f"{name} S={count} {kind}"] = side
     return sides
+
+
+def rival_sides(config: Any, batch: int, device: Any, *, passes: int) -> dict[str, Side]:
+    from ..model.modeling_armd import ArmdLM
+    from .baseline_decode import cacheless_side, diffusion_sides, gpt2_side
+
+    length, model = config.max_length, ArmdLM(config).to(device).eval()
+    return {
+        "ARMD S=1, no cache": cacheless_side(model, batch, length),
+        "GPT2LMHeadModel": gpt2_side(config, batch, length, device, passes=passes),
+        **diffusion_sides(config, batch, length, device),
+    }
 
 
 def measure(
@@ -160,9 +169,10 @@ def measure(
                 times[name].append(seconds)
     bandwidths = [data.numel() * data.element_size() / read for read in reads]
     best, usual = max(bandwidths), statistics.median(bandwidths)
-    base = times[next(iter(sides))]
-    rows = []
+    rows, first = [], next(iter(sides))
+    near = next((name for name in sides if name.startswith("neighbor")), first)
     for name, side in sides.items():
+        base = times[near if name.startswith("neighbor") else first]
         fastest, median = min(times[name]), statistics.median(times[name])
         needed = None if side.bytes_a_call is None else side.bytes_a_call * side.calls
         rows.append(
