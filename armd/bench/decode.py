@@ -69,8 +69,9 @@ def bench_decode(
     device: str = "cpu",
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> None:
-    """Time ARMD with 1, 2, 4 ... streams and either query, the same without its cache, GPT2LMHeadModel.generate with
-    its cache, and a masked-diffusion sampler of the same trunk, interleaved in one process.
+    """Time ARMD with 1, 2, 4 ... streams and either query, the same without its cache,
+    GPT2LMHeadModel.generate with its cache, and a masked-diffusion sampler of the same trunk,
+    interleaved in one process.
 
     Of ARMD and GPT-2 `passes` calls are timed at each of five depths of the text, evenly spread
     (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts."""

@@ -1,0 +1,41 @@
+"""The benches of training and decoding run to their end, and count what they time."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import armd
+from armd.bench import decode, timing
+from armd.bench.decode import bench_decode
+from armd.bench.train import bench_train
+
+
+def test_bench_train_counts_the_extra_rows_of_each_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "gemm_peak", lambda _: 1e9)
+    file = tmp_path / "train.json"
+    bench_train("tiny", (2,), "48", batch=2, repeats=1, gpt2=False, vocabulary=50, json_file=file)
+    rows = {row["model"]: row for row in json.loads(file.read_text())["rows"]}
+    flops = {name: row["flop_ratio"] for name, row in rows.items()}
+    assert flops["neighbor"] == flops["AR"] == 1
+    assert 1 < flops["neighbor S=4"] < flops["neighbor rho=32"] < 2
+    assert flops["ARMD L2s=2"] > 1
+
+
+def test_bench_decode_times_both_queries_and_all_rivals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "READINGS", 1)
+    file = tmp_path / "decode.json"
+    bench_decode(
+        "tiny", 32, streams=(1, 4), weights=("fp32",), repeats=1, passes=1, vocabulary=50,
+        json_file=file,
+    )  # fmt: skip
+    rows = {row["way"]: row for row in json.loads(file.read_text())["rows"]}
+    for name in ("ARMD", "neighbor"):
+        assert rows[f"{name} S=1 fp32"]["ratio"] == 1
+        assert rows[f"{name} S=1 fp32"]["calls"] == 32
+        assert rows[f"{name} S=4 fp32"]["calls"] == int(armd.order.strided(32, 4).block[-1]) + 1
+    assert {"GPT2LMHeadModel", "masked diffusion T=32", "ARMD S=1, no cache"} <= rows.keys()
