@@ -35,6 +35,13 @@ def test_the_papers_sizes() -> None:
     assert preset("owt-medium-l6").network.n_two_stream == 6
 
 
+def test_only_presets_that_are_not_the_papers_have_our_own_query() -> None:
+    ours = {name for name in PRESETS if preset(name).network.query == "neighbor"}
+    assert ours == {"mini", "demo"}
+    assert {preset(name).network.query for name in PRESETS.keys() - ours} == {"prefix"}
+    parse(["mini", "--query", "prefix", *GIVEN]).check()
+
+
 def test_matrices_decay_and_nothing_else() -> None:
     pytest.importorskip("torch")
     from armd import ArmdConfig, ArmdLM

@@ -36,7 +36,7 @@ class Row:
     peak_share: float
     """Of the GEMM rate measured in the same run."""
     memory: int | None
-    """Bytes on top of weights and gradients."""
+    """Bytes on top of the weights, gradients among them."""
 
 
 def bench_train(
@@ -155,7 +155,10 @@ def measure(
         return run
 
     steps = {name: step(side) for name, side in sides.items()}
-    memory = {name: peak_memory(run, device) for name, run in steps.items()}
+    memory = {}
+    for name, run in steps.items():
+        sides[name].model.zero_grad(set_to_none=True)  # sides may share a model
+        memory[name] = peak_memory(run, device)
     keep_freed_memory()
     times = interleave(steps, repeats=repeats, device=device, warm=True)
     flops = {
