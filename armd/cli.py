@@ -64,6 +64,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "bench products": ("bench.gemm", "bench_products", "time products of a few rows"),
     "bench faults": ("bench.faults", "bench_faults", "kills, full disks, damage, hostile input"),
     "bench busy": ("bench.busy", "bench_busy", "time work beside another busy process"),
+    "bench fair": ("bench.fairness", "bench_fair", "time four clients beside others of all kinds"),
     "bench serve": ("bench.serve", "bench_serve", "time the server: many clients against one"),
 }
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import uvicorn
 from eval_models import tiny_armd, tokenizer
 from patience import PATIENCE
+from transformers import PreTrainedTokenizerFast
 
+from armd.data.chat_template import ChatTemplate
 from armd.native import packed as fast
 from armd.serve.app import make_app
 from armd.serve.command import listening, patient
@@ -48,12 +50,22 @@ def writer(**changes):
     return fast.pack(tiny_armd(vocab_size=257, d_model=32, n_layers=2, **changes))
 
 
+def chat_template() -> ChatTemplate:
+    """One that bytes can write: role, colon, content, a line each, then "answer:"."""
+    found = object.__new__(ChatTemplate)
+    found.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend)
+    found.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}answer:"
+    )
+    return found
+
+
 @contextmanager
 def running(
-    model=None, *, grace: float = 0.0, api_key: str | None = None, **limits
+    model=None, *, grace: float = 0.0, api_key: str | None = None, chat=None, **limits
 ) -> Iterator[Running]:
-    model = writer() if model is None else model
-    service = Service(model, tokenizer(), name="tiny", parameters=7, limits=Limits(**limits))
+    model, limits = writer() if model is None else model, Limits(**limits)
+    service = Service(model, tokenizer(), name="tiny", parameters=7, limits=limits, chat=chat)
     opened = listening("127.0.0.1", 0)
     config = uvicorn.Config(
         make_app(service, api_key=api_key),

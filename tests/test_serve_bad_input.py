@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from patience import PATIENCE
 from serving import running
 
-from armd.serve import schema
+from armd.serve import chat_schema, schema
 
-PATHS = ("/v1/completions", "/v1/infill", "/v1/score", "/v1/order", "/v1/tokenize")
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/infill",
+    "/v1/score",
+    "/v1/order",
+    "/v1/tokenize",
+)
 JSON = {"Content-Type": "application/json"}
 
 
@@ -52,13 +59,14 @@ def refused(server, path: str, body: bytes, status: int = 400) -> str:
         (b'{"prompt": {"a": 1}}', "prompt"),
         (b'{"max_tokens": "many"}', "max_tokens"),
         (b'{"max_tokens": 1.5}', "max_tokens"),
-        (b'{"max_tokens": 0}', "max_tokens"),
+        (b'{"max_tokens": -1}', "max_tokens must be at least 0"),
         (b'{"max_tokens": 99999999999999999999999}', "max_tokens"),
-        (b'{"max_tokens": 2000000000}', "the model takes 64"),
+        (b'{"max_tokens": 2000000000, "order": [0, 1]}', "the model takes 64"),
+        (b'{"prompt": "' + b"x" * 64 + b'"}', "to leave room"),
         (b'{"temperature": NaN}', "temperature"),
         (b'{"temperature": Infinity}', "temperature"),
         (b'{"temperature": 1e999}', "temperature"),
-        (b'{"temperature": -1}', "temperature"),
+        (b'{"temperature": -1}', "temperature must be at least 0"),
         (b'{"temperature": 1' + b"0" * 400 + b"}", "temperature"),
         (b'{"temperature": 1' + b"0" * 5000 + b"}", "JSON"),
         (b'{"top_p": 0}', "top_p"),
@@ -69,18 +77,21 @@ def refused(server, path: str, body: bytes, status: int = 400) -> str:
         (b'{"prompt": [1, "a"]}', "prompt"),
         (b'{"prompt": "\\ud800"}', "prompt"),
         (b'{"model": "\\ud800"}', "model"),
-        (b'{"\\ud800": 1}', "unicode"),
-        (b'{"promt": "x"}', "promt"),
+        (b'{"\\ud800": 1}', "UTF-8"),
+        (b'{"promt": "x"}', "there is no field 'promt'; did you mean 'prompt'?"),
+        (b'{"qqq": "x"}', "there is no field 'qqq'; /openapi.json"),
         (b'{"order": [0, 0], "max_tokens": 2}', "no permutation"),
         (b'{"order": [0], "max_tokens": 2}', "name each"),
         (b'{"order": "sideways"}', "order"),
-        (b'{"frequency_penalty": 1}', "frequency_penalty"),
-        (b'{"logit_bias": {"5": 1}}', "logit_bias"),
+        (b'{"frequency_penalty": 1}', "frequency_penalty is not offered"),
+        (b'{"presence_penalty": 1}', "use repetition_penalty"),
+        (b'{"logit_bias": {"5": 1}}', "logit_bias is not offered; leave it out"),
+        (b'{"tools": []}', "tools is not offered"),
         (b'{"best_of": 3}', "best_of"),
         (b'{"prompt": "x", "prompt', "JSON"),
-        (b"", "equired"),
-        (b"[]", "dictionary"),
-        (b"null", "dictionary"),
+        (b"", "the body is missing"),
+        (b"[]", "the body must be an object"),
+        (b"null", "the body"),
         (b"\xff\xfe{}", "JSON"),
         (b'{"prompt": "\xff"}', "body"),
         (b'{"prompt": ' + b"[" * 90_000 + b"]" * 90_000 + b"}", "body"),
@@ -91,7 +102,7 @@ def refused(server, path: str, body: bytes, status: int = 400) -> str:
 def test_bad_completions(server, body: bytes, said: str) -> None:
     message = refused(server, "/v1/completions", body)
     assert said in message, message
-    assert len(message) < 500
+    assert len(message) < 500 and "nput should be" not in message
 
 
 @pytest.mark.parametrize(
@@ -179,6 +190,7 @@ values = st.recursive(
 )
 BODIES = (
     schema.CompletionRequest,
+    chat_schema.ChatRequest,
     schema.InfillRequest,
     schema.ScoreRequest,
     schema.OrderRequest,

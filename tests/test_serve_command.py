@@ -107,9 +107,9 @@ def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypa
     def broken(*_):
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr("armd.serve.engine.step_together", broken)
+    monkeypatch.setattr("armd.serve.engine.Decoder.step", broken)
     with pytest.raises(ArmdError, match=r"cannot write.*no such operation"):
-        serve(Serving(folder, port=0))
+        serve(Serving(folder, port=0, weights="plain"))
 
 
 def test_a_large_model_has_all_threads_and_a_small_one_a_thread(monkeypatch) -> None:

@@ -78,6 +78,18 @@ def test_a_head_that_never_ends_is_hung_up_on(server, monkeypatch: pytest.Monkey
         assert b"200" not in answer(line)
 
 
+def test_a_large_body_is_no_large_head(server) -> None:
+    """All of it may come at once, behind a short head, and be followed by another request."""
+    body = json.dumps({"text": "a" * 60, "x": "b" * 300_000}).encode()
+    head = b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    whole = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with opened(server) as line:
+        line.sendall(whole + last)
+        found = answer(line)
+    assert b"there is no field 'x'" in found and found.count(b"HTTP/1.1 200") == 1
+
+
 def test_half_open_connections_keep_nobody_out(server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedProtocol, "limit", 10)
     silent = [opened(server) for _ in range(40)]

@@ -170,9 +170,63 @@ def test_models_and_errors_as_the_client_knows_them(server, client) -> None:
     with pytest.raises(openai.NotFoundError, match="this is tiny"):
         client.completions.create(model="gpt-4", prompt="x")
     with pytest.raises(openai.BadRequestError, match="the model takes 64"):
-        client.completions.create(model="tiny", prompt="x" * 60, max_tokens=20)
+        client.completions.create(model="tiny", prompt="x" * 65, max_tokens=20)
     with pytest.raises(openai.BadRequestError, match="streams 9"):
         client.completions.create(model="tiny", prompt="x", max_tokens=5, extra_body={"streams": 9})
+
+
+def test_more_tokens_than_fit_are_cut_to_what_fits(server, client) -> None:
+    """As many clients ask for by default; the text is the one of the length that fits."""
+    settings = {"model": "tiny", "prompt": "x" * 50, "seed": 1, "extra_body": {"streams": 16}}
+    cut = client.completions.create(**settings, max_tokens=2048)
+    settings["extra_body"]["streams"] = 14
+    fits = client.completions.create(**settings, max_tokens=14)
+    assert cut.choices[0].text == fits.choices[0].text
+    assert cut.choices[0].finish_reason == fits.choices[0].finish_reason
+    assert cut.usage == fits.usage
+
+
+@pytest.mark.parametrize("new", [0, 3])
+@pytest.mark.parametrize("prompt", ["My text", [1, 200, 3], ["ab", "\u20ac c"]])
+def test_echo_has_the_likelihood_of_the_prompt(server, client, prompt, new: int) -> None:
+    settings = {"model": "tiny", "prompt": prompt, "echo": True, "logprobs": 2, "seed": 4}
+    answer = client.completions.create(**settings, max_tokens=new)
+    texts = prompt if isinstance(prompt[0], str) and isinstance(prompt, list) else [prompt]
+    plain = client.completions.create(**settings | {"echo": False}, max_tokens=new)
+    for text, choice, only in zip(texts, answer.choices, plain.choices, strict=True):
+        ids = list(text.encode()) if isinstance(text, str) else text
+        found, order = choice.logprobs, armd.order.left_to_right(len(ids))
+        with torch.no_grad():
+            exact = armd.log_likelihood(server.model, torch.tensor([ids]), order)[0]
+        torch.testing.assert_close(
+            torch.tensor(found.token_logprobs[: len(ids)]), exact, rtol=0, atol=1e-5
+        )
+        assert found.token_logprobs[len(ids) :] == only.logprobs.token_logprobs
+        shown = server.service.tokenizer.decode(ids)
+        assert choice.text == shown + only.text
+        assert found.text_offset[0] == 0 and sorted(found.text_offset) == found.text_offset
+        assert found.text_offset[len(ids) :] == only.logprobs.text_offset
+        for best, own in zip(found.top_logprobs, found.token_logprobs, strict=True):
+            assert max(best.values()) >= own
+    chunks = list(client.completions.create(**settings, max_tokens=new, stream=True))
+    for choice in answer.choices:
+        parts = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        logp = [p for part in parts for p in part.logprobs.token_logprobs]
+        assert logp == choice.logprobs.token_logprobs
+        assert [p.finish_reason for p in parts if p.finish_reason] == [choice.finish_reason]
+
+
+def test_the_most_probable_token_has_exactly_the_highest_number(server, client) -> None:
+    """So that a client can tell by comparing: the greedy text's own log-probabilities are it."""
+    text = client.completions.create(model="tiny", prompt="a", max_tokens=12, temperature=0)
+    answer = client.completions.create(
+        model="tiny", prompt="a" + text.choices[0].text, max_tokens=0, echo=True, logprobs=1
+    )
+    found = answer.choices[0].logprobs
+    if "\ufffd" not in text.choices[0].text:
+        for best, own in zip(found.top_logprobs[1:], found.token_logprobs[1:], strict=True):
+            assert max(best.values()) == own
 
 
 def test_a_full_queue_is_a_429_with_a_time_to_come_again() -> None:

@@ -9,16 +9,23 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
-from serving import running
+from serving import chat_template, running
 
 EXAMPLES = int(os.environ.get("ARMD_EXAMPLES", "12"))
 GETS = ("/health", "/v1/models", "/v1/info", "/metrics")
-POSTS = ("/v1/completions", "/v1/infill", "/v1/score", "/v1/order", "/v1/tokenize")
+POSTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/infill",
+    "/v1/score",
+    "/v1/order",
+    "/v1/tokenize",
+)
 
 
 @pytest.fixture(scope="module")
 def described():
-    with running(timeout=20.0) as server:
+    with running(timeout=20.0, chat=chat_template()) as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         server.at_rest()
         assert server.service.engine.metrics.failed == 0

@@ -117,11 +117,25 @@ class Recorder(asyncio.Protocol):
             return
         self.parts.append((time.perf_counter(), data))
         self.tail = (self.tail + data)[-len(END) :]
-        if self.tail == END:
+        if self.tail == END or (not self.chunked and self._whole()):
             self.over.set_result(None)
+
+    @property
+    def chunked(self) -> bool:
+        return b"chunked" in self.parts[0][1].partition(b"\r\n\r\n")[0].lower()
+
+    def _whole(self) -> bool:
+        """An answer that says its length is there."""
+        head, _, body = b"".join(data for _, data in self.parts).partition(b"\r\n\r\n")
+        return len(body) >= int(head.lower().partition(b"content-length:")[2].split()[0])
 
     async def listen(self, path: str, body: Any) -> list[tuple[float, Any]]:
         """All events, each with the seconds since the request was sent."""
+        start = await self.fetch(path, body)
+        return [(at - start, event) for at, event in events_of(self.parts)]
+
+    async def fetch(self, path: str, body: Any) -> float:
+        """The whole answer, kept but not read; returns when the request was sent."""
         if self.transport.is_closing():
             raise ConnectionError("the server hung up")
         self.parts, self.tail, self.over = [], b"", asyncio.get_running_loop().create_future()
@@ -134,7 +148,7 @@ class Recorder(asyncio.Protocol):
             + content
         )
         await self.over
-        return [(at - start, event) for at, event in events_of(self.parts)]
+        return start
 
 
 def events_of(parts: list[tuple[float, bytes]]) -> list[tuple[float, Any]]:

@@ -3,19 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 
-from . import completions
+from . import chat, completions
 from . import infill as infilling
 from . import score as scoring
-from .direct_routes import DirectRoutes
 from .errors import Refusal, install, responses
-from .schema import CompletionRequest, Health, InfillRequest, Info, Json, ModelList
+from .schema import Health, Info, Json, ModelList
 from .security import SecurityMiddleware
 from .service import Service
 
@@ -47,7 +45,7 @@ def make_app(service: Service, *, host: str = "127.0.0.1", api_key: str | None =
     # the usual pages of documentation load scripts from elsewhere; /openapi.json is the source
     app = FastAPI(title="armd", lifespan=lifespan, docs_url=None, redoc_url=None)
     install(app)
-    for part in (completions, infilling, scoring):
+    for part in (completions, chat, infilling, scoring):
         app.include_router(part.routes(service))
     _add_reports(app, service)
 
@@ -69,15 +67,8 @@ def make_app(service: Service, *, host: str = "127.0.0.1", api_key: str | None =
     def count(path: str, status: int) -> None:
         service.engine.metrics.answered(path if path in known else "other", status)
 
-    direct = DirectRoutes(
-        app,
-        {
-            "/v1/completions": (CompletionRequest, partial(completions.answer, service)),
-            "/v1/infill": (InfillRequest, partial(infilling.answer, service)),
-        },
-    )
     return SecurityMiddleware(
-        direct, host=host, max_body=service.limits.max_body, count=count, api_key=api_key
+        app, host=host, max_body=service.limits.max_body, count=count, api_key=api_key
     )
 
 
@@ -106,6 +97,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
             "max_length": config.max_length,
             "vocab_size": config.vocab_size,
             "any_order": config.query != "shift",
+            "chat": service.chat is not None,
             "n_layers": config.n_layers,
             "n_two_stream": config.n_two_stream,
             "parameters": service.parameters,

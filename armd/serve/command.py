@@ -128,9 +128,10 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 def load(job: Serving) -> Service:
     """The model with its weights packed, its slots made, and every path through it tried once."""
+    from ..data.chat_template import ChatTemplate
     from ..generation.checked_pack import pack_checked
     from ..model.modeling_armd import ArmdLM
-    from ..pretrained import load_model, load_tokenizer
+    from ..pretrained import load_model, load_tokenizer, model_folder
     from .service import Limits, Service
 
     model = load_model(job.model, device=job.device)
@@ -148,6 +149,7 @@ def load(job: Serving) -> Service:
         name=job.name or name_of(job.model),
         parameters=parameters,
         limits=limits,
+        chat=ChatTemplate.find(model_folder(job.model)),
     )
     warm_up(service)
     return service
@@ -170,9 +172,9 @@ def warm_up(service: Service) -> None:
 
     from ..generation.plan import from_prompts
     from ..generation.sampling import Sampling
-    from .engine import GenerationRequest
     from .events import Failed, StepEvent
     from .metrics import Metrics
+    from .requests import GenerationRequest
 
     engine, left = service.engine, [service.limits.slots]
     over, failures = threading.Event(), []

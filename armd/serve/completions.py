@@ -1,102 +1,37 @@
 """POST /v1/completions: OpenAI's, for prompts and for the gap between a prompt and a suffix."""
 
-import secrets
-import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..generation.plan import DecodePlan
-from .detokenizer import IncrementalText
+from ..generation.outputs import TokenOutput
+from ..model.order import left_to_right
+from .completion_state import ChoiceState, CompletionState, Form, completion_of, prompts_of
 from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
 from .schema import Completion, CompletionRequest, Json
-from .service import OutputStream, Service, any_seed, unless_gone
+from .service import OutputStream, Service, aside, unless_gone
 from .sse import DONE, STREAMED, EventStream
 
 
-@dataclass
-class ChoiceState:
-    """One choice on its way."""
-
-    index: int
-    incremental: IncrementalText
-    prompt: str
-    """What is echoed."""
-    before: int
-    """Characters before the new text, for text_offset."""
-    finish: str | None = None
-    cut: str | None = None
-
-
-@dataclass(frozen=True)
-class CompletionState:
-    """A request, worked out: its choices and their plans."""
-
-    asked: CompletionRequest
-    seed: int
-    eos: int | None
-    texts: list[ChoiceState]
-    plans: list[DecodePlan]
-    prompt_tokens: int
-    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def finished(self) -> bool:
-        return all(text.finish is not None for text in self.texts)
-
-
-def completion_of(service: Service, asked: CompletionRequest) -> CompletionState:
-    """Everything that can be wrong is found here, before anything is written."""
-    service.is_ours(asked.model)
-    if asked.echo and asked.logprobs is not None:
-        raise Refusal(400, "echo has no logprobs; POST /v1/score has them", param="echo")
-    if (asked.best_of or 1) > (asked.n or 1):
-        raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
-    tokenizer, count = service.tokenizer, asked.n or 1
-    prompts = prompts_of(asked)
-    if len(prompts) * count > service.limits.slots + service.limits.queue:
-        raise Refusal(
-            400,
-            f"{len(prompts) * count} texts in one request pass the server's slots and queue of "
-            f"{service.limits.slots + service.limits.queue}; ask for fewer",
-            param="n",
-        )
-    suffix = tokenizer.encode(asked.suffix or "", "suffix")
-    eos = None if suffix else tokenizer.eos
-    seed, blanks = any_seed(asked.seed), asked.max_tokens or 16
-    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
-    texts, plans, tokens = [], [], 0
-    for prompt in prompts:
-        ids = tokenizer.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
-        whole = len(ids) + blanks + len(suffix)
-        if whole > tokenizer.max_length:
-            raise Refusal(
-                400, tokenizer.too_long(whole), param="max_tokens", code="context_length_exceeded"
-            )
-        shown = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
-        known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
-        tokens += len(ids)
-        for _ in range(count):
-            words = (seed, len(texts))
-            plans.append(service.plan([*ids, *[0] * blanks, *suffix], known, asked, words))
-            stops_here = tuple(filter(None, stops))
-            incremental = IncrementalText(tokenizer, len(ids), stops_here)
-            echo = shown if asked.echo else ""
-            texts.append(ChoiceState(len(texts), incremental, echo, len(shown)))
-    return CompletionState(asked, seed, eos, texts, plans, tokens)
-
-
-def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
-    prompt = asked.prompt if asked.prompt is not None else ""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and not isinstance(prompt[0], int):
-        return list(prompt)  # type: ignore[arg-type]
-    return [prompt]  # type: ignore[list-item]
+async def read_prompts(service: Service, state: CompletionState) -> None:
+    """Fill in what is echoed; with log-probabilities, those of the prompt's own tokens, left to
+    right, in one pass."""
+    scored: dict[tuple[int, ...], list[TokenOutput]] = {}
+    for text in state.texts:
+        ids, key = text.prompt, tuple(text.prompt)
+        if text.echo is None:
+            continue
+        if key not in scored:
+            logp, top = [0.0] * len(ids), [()] * len(ids)
+            if ids and state.asked.logprobs is not None:
+                order, count = left_to_right(len(ids)), state.asked.logprobs
+                scores = await service.score(ids, order, top_logprobs=count)
+                logp, top = scores.logp, scores.top
+            scored[key] = list(map(TokenOutput, range(len(ids)), ids, logp, top))
+        text.echo.add(scored[key])
+        text.echo.flush()
 
 
 def begin(service: Service, state: CompletionState) -> OutputStream:
@@ -114,7 +49,7 @@ def grow(
     if isinstance(event, Failed):
         raise Refusal(500, f"the text failed: {event.message}")
     if isinstance(event, StepEvent):
-        text.incremental.add(event)
+        text.incremental.add(event.tokens)
         if text.incremental.stopped:
             text.finish = "stop"
             outputs.cancel(index)
@@ -124,38 +59,67 @@ def grow(
     return text
 
 
-def choice_of(
-    service: Service, state: CompletionState, text: ChoiceState, shown: str, part: slice
+def ending(text: ChoiceState) -> Json:
+    """Why a choice ended, if it has."""
+    return {"finish_reason": text.finish} | ({"cut": text.cut} if text.cut else {})
+
+
+def text_choice(
+    service: Service,
+    state: CompletionState,
+    text: ChoiceState,
+    shown: str,
+    tokens: Sequence[TokenOutput],
 ) -> Json:
     choice: Json = {"index": text.index, "text": shown, "logprobs": None}
     if state.asked.logprobs is not None:
-        incremental, piece = text.incremental, service.tokenizer.piece
-        read, offsets = incremental.read[part], incremental.offsets[part]
+        piece = service.tokenizer.piece
         choice["logprobs"] = {
-            "tokens": [piece(one.token) for one in read],
-            "token_logprobs": [one.logp for one in read],
-            "top_logprobs": [{piece(r.token): r.logp for r in one.top_logprobs} for one in read]
+            "tokens": [piece(one.token) for one in tokens],
+            "token_logprobs": [one.logp for one in tokens],
+            "top_logprobs": [top_table(service, one) for one in tokens]
             if state.asked.logprobs
             else None,
-            "text_offset": [text.before + offset for offset in offsets],
+            "text_offset": [offset_of(text, one) for one in tokens],
         }
-    choice["finish_reason"] = text.finish
-    if text.cut:
-        choice["cut"] = text.cut
-    return choice
+    return choice | ending(text)
 
 
-def envelope(service: Service, state: CompletionState, choices: list[Json], *, usage: bool) -> Json:
-    found: Json = {"id": state.id, "object": "text_completion", "created": state.created}
-    found |= {"model": service.name, "choices": choices}
+def offset_of(text: ChoiceState, one: TokenOutput) -> int:
+    """Where a token begins in the prompt and what follows it."""
+    new = one.position - text.incremental.start
+    if new >= 0 or text.echo is None:
+        return text.before + text.incremental.offsets[new]
+    return text.echo.offsets[one.position]
+
+
+def top_table(service: Service, one: TokenOutput) -> dict[str, float]:
+    """The most probable tokens by name; of several with one name the most probable."""
+    table: dict[str, float] = {}
+    for rival in one.top_logprobs:
+        table.setdefault(service.tokenizer.piece(rival.token), rival.logp)
+    return table
+
+
+TEXTS = Form("cmpl-", "text_completion", "text_completion", text_choice, text_choice)
+
+
+def envelope(
+    service: Service, state: CompletionState, choices: list[Json], *, whole: bool, usage: bool
+) -> Json:
+    form = state.form
+    found: Json = {"id": form.prefix + state.id, "object": form.whole if whole else form.chunk}
+    found |= {"created": state.created, "model": service.name, "choices": choices}
     if usage:
         new = sum(len(text.incremental.read) for text in state.texts)
-        counts = {"prompt_tokens": state.prompt_tokens, "completion_tokens": new}
-        found["usage"] = counts | {"total_tokens": state.prompt_tokens + new}
+        given = sum(len(text.prompt) for text in state.texts[:: state.asked.n or 1])
+        counts = {"prompt_tokens": given, "completion_tokens": new}
+        found["usage"] = counts | {"total_tokens": given + new}
     return found
 
 
 async def whole(service: Service, state: CompletionState) -> Json:
+    await read_prompts(service, state)
     outputs = begin(service, state)
     try:
         while not state.finished:
@@ -163,47 +127,50 @@ async def whole(service: Service, state: CompletionState) -> Json:
                 grow(state, outputs, index, event)
     finally:
         outputs.cancel()
-    choices = [
-        choice_of(service, state, text, text.prompt + text.incremental.text, slice(None))
-        for text in state.texts
-    ]
-    return envelope(service, state, choices, usage=True)
+    choices = []
+    for text in state.texts:
+        parts = [text.echo, text.incremental] if text.echo else [text.incremental]
+        shown, tokens = "".join(p.text for p in parts), [one for p in parts for one in p.read]
+        choices.append(state.form.choice(service, state, text, shown, tokens))
+    return envelope(service, state, choices, whole=True, usage=True)
 
 
 async def streamed(
     service: Service, state: CompletionState, outputs: OutputStream
 ) -> AsyncGenerator[list[Json | str], None]:
     """A chunk whenever more of a text can be read, and one that says why it ended."""
+
+    def chunk(text: ChoiceState, shown: str, tokens: Sequence[TokenOutput]) -> Json:
+        choice = state.form.delta(service, state, text, shown, tokens)
+        return envelope(service, state, [choice], whole=False, usage=False)
+
+    await read_prompts(service, state)
     for text in state.texts:
-        if text.prompt:
-            echo = choice_of(service, state, text, text.prompt, slice(0, 0))
-            yield [envelope(service, state, [echo], usage=False)]
+        if state.form.opens or text.echo or text.finish:
+            yield [chunk(text, *((text.echo.text, text.echo.read) if text.echo else ("", ())))]
     while not state.finished:
         chunks = []
         for index, event in await outputs.next_events():
             if isinstance(event, Failed):
                 yield chunks
             text = grow(state, outputs, index, event)
-            chunk = text and chunk_of(service, state, text)
-            chunks += [chunk] if chunk else []
+            shown, part = (
+                text.incremental.take_new(last=bool(text.finish)) if text else ("", slice(0))
+            )
+            if text and (shown or text.finish):
+                chunks.append(chunk(text, shown, text.incremental.read[part]))
         yield chunks
     options = state.asked.stream_options
     if options is not None and options.include_usage:
-        yield [envelope(service, state, [], usage=True)]
+        yield [envelope(service, state, [], whole=False, usage=True)]
     yield [DONE]
 
 
-def chunk_of(service: Service, state: CompletionState, text: ChoiceState) -> Json | None:
-    """What is new of a text; None if nothing of it can be read yet."""
-    last = text.finish is not None
-    shown, part = text.incremental.take_new(last=last)
-    if not (shown or last):
-        return None
-    return envelope(service, state, [choice_of(service, state, text, shown, part)], usage=False)
-
-
-async def answer(service: Service, asked: CompletionRequest, request: Request) -> Response:
-    state = completion_of(service, asked)
+async def answer(
+    service: Service, asked: CompletionRequest, request: Request, form: Form = TEXTS
+) -> Response:
+    texts = (text for text in (*prompts_of(asked), asked.suffix) if isinstance(text, str))
+    state = await aside(sum(map(len, texts)), lambda: completion_of(service, asked, form))
     if not asked.stream:
         return JSONResponse(await unless_gone(request, whole(service, state)))
     outputs = begin(service, state)  # here, so that a full queue is a 429, no broken stream

@@ -35,7 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
-        self.in_head, self.head = True, 0
+        self.in_head, self.head, self.completed = True, 0, False
         self.timer: asyncio.TimerHandle | None = None
         self._expect_head()
         if len(self.connections) > self.limit and not self._close_oldest():
@@ -76,8 +76,10 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self.in_head:
             self._expect_head()
+        self.completed = False
         super().data_received(data)
-        if self.in_head and not self.transport.is_closing():
+        # where a message ended in these data, they were its body, too
+        if self.in_head and not self.completed and not self.transport.is_closing():
             self.head += len(data)
             if self.head > MOST_HEAD:
                 self.send_400_response("The head of the request is too large.")
@@ -100,4 +102,4 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.in_head, self.head = True, 0
+        self.in_head, self.head, self.completed = True, 0, True

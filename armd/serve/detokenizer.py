@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from tokenizers.decoders import DecodeStream
+
 from ..data.tokenizer import TextTokenizer
 from ..generation.outputs import TokenOutput
 from .errors import Refusal
-from .events import StepEvent
-
-BROKEN = "\ufffd"
 
 
 class ServerTokenizer:
@@ -35,7 +34,8 @@ class ServerTokenizer:
 
     def encode(self, text: str, param: str) -> list[int]:
         self.check_length(text, param)
-        return self.backend.encode(text, add_special_tokens=False).ids if text else []
+        # of the ways to encode, the one that lets other threads run meanwhile
+        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def too_long(self, tokens: object) -> str:
         return (
@@ -68,13 +68,16 @@ class IncrementalText:
     stopped: bool = False
     """At a stop string or an EOS; nothing comes after."""
     _landed: dict[int, TokenOutput] = field(default_factory=dict)
-    _before: list[int] = field(default_factory=list)
-    _pending: list[int] = field(default_factory=list)
+    _stream: DecodeStream = field(
+        default_factory=lambda: DecodeStream(skip_special_tokens=False)  # type: ignore[call-arg]
+    )
+    _pending: bool = False
+    """The last tokens are the beginning of a character that is not complete."""
     _sent: int = 0
     _told: int = 0
 
-    def add(self, drawn: StepEvent) -> None:
-        self._landed |= {one.position: one for one in drawn.tokens}
+    def add(self, tokens: Sequence[TokenOutput]) -> None:
+        self._landed |= {one.position: one for one in tokens}
         while not self.stopped and (one := self._landed.pop(self._next, None)) is not None:
             if one.ends:
                 self.stopped = True
@@ -82,22 +85,18 @@ class IncrementalText:
                 return
             self.offsets.append(len(self.text))
             self.read.append(one)
-            self._pending.append(one.token)
-            self._commit(BROKEN)
+            added = self._stream.step(self.reader.backend, one.token)
+            self._pending = added is None
+            self._append(added or "")
 
     @property
     def _next(self) -> int:
         return self.start + len(self.read)
 
-    def _commit(self, unsure: str) -> None:
-        """Take pending tokens into the text, unless a character may still be incomplete."""
-        added = self.reader.decode(self._before + self._pending)
-        added = added[len(self.reader.decode(self._before)) :] if self._before else added
-        if not added or (unsure and added.endswith(unsure)):
-            return
+    def _append(self, added: str) -> None:
+        """More of the text, up to a stop string."""
         seen = max(0, len(self.text) - max(map(len, self.stops), default=0))
         self.text += added
-        self._before, self._pending = self._pending, []
         ends = [at for stop in self.stops if (at := self.text.find(stop, seen)) >= 0]
         if ends:
             self.stopped, self.text = True, self.text[: min(ends)]
@@ -107,7 +106,8 @@ class IncrementalText:
     def flush(self) -> None:
         """Nothing will follow: what is incomplete stays so."""
         if self._pending:
-            self._commit("")
+            self._pending = False
+            self._append(self.reader.decode([one.token for one in self.read])[len(self.text) :])
 
     def take_new(self, *, last: bool) -> tuple[str, slice]:
         """Text not given out before, and its tokens; what may begin a stop string waits."""

@@ -14,69 +14,28 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from ..generation.decoder import Decoder
-from ..generation.kv_cache import KVCache
 from ..generation.outputs import TokenOutput
-from ..generation.plan import DecodePlan
-from ..generation.sampling import Sampling
 from ..generation.sequence import Sequence
 from ..model.modeling_armd import ArmdLM
 from ..native.library import release_threads
 from .cache_pool import CachePool, threads_for
-from .events import Ended, Event, Failed, StepEvent
+from .events import Callback, Ended, Event, Failed, StepEvent
 from .metrics import Metrics
-
-Callback = Callable[[Event], None]
+from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown
+from .score_batches import ScoreJob, ScoreQueue, TokenScores
 
 FLUSH_INTERVAL = 0.002
 """Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
 together. The first of a text, and its end, go at once; nothing waits for an exclusive call or a
 prompt."""
 
-
-class QueueFull(Exception):
-    """The queue is full; worth another try after `seconds`."""
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"the server is busy; try again in {seconds} s")
-        self.seconds = seconds
-
-
-class ShuttingDown(Exception):
-    """The server takes nothing new."""
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """One sequence to be generated, and who hears of it."""
-
-    plan: DecodePlan
-    sampling: Sampling
-    generator: torch.Generator
-    callback: Callback
-    eos: int | None = None
-    top_logprobs: int = 0
-    """How many of the most probable tokens to report with each token."""
-    deadline: float = math.inf
-    """time.monotonic() after which it ends with what it has."""
-
-
-@dataclass(eq=False)
-class ScheduledRequest:
-    """A request that waits or has a slot."""
-
-    request: GenerationRequest
-    arrived: float
-    sequence: Sequence | None = None
-    cache: KVCache | None = None
-    """Its slot's."""
-    cancelled: bool = False
-    """Nobody waits for it any more."""
+PASSES_SHARE = 3.0
+"""Seconds of passes for each second of scoring, while there is work of both kinds."""
 
 
 class Engine:
@@ -100,6 +59,9 @@ class Engine:
         self.metrics = Metrics()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.scores = ScoreQueue()
+        self.owed = 0.0
+        """Seconds of passes that come before the next texts are scored."""
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
@@ -141,6 +103,14 @@ class Engine:
             self.wake.notify()
         return future
 
+    def score(self, job: ScoreJob) -> "Future[TokenScores]":
+        """Have a text scored, together with others that wait."""
+        with self.wake:
+            self._check(1)
+            self.scores.waiting.append(job)
+            self.wake.notify()
+        return job.future
+
     def cancel(self, scheduled: Several[ScheduledRequest]) -> None:
         """Free their slots: at once in the queue, else after the pass that is under way."""
         with self.wake:
@@ -164,7 +134,7 @@ class Engine:
     def _check(self, count: int) -> None:
         if self.stopping:
             raise ShuttingDown("the server is shutting down")
-        ahead = len(self.waiting) + len(self.exclusive)
+        ahead = len(self.waiting) + len(self.exclusive) + len(self.scores.waiting)
         if ahead + count > self.queue + self.slots - len(self.active):
             self.metrics.refused += 1
             seconds = self.metrics.mean_seconds() * (ahead + 1) / self.slots
@@ -179,6 +149,7 @@ class Engine:
                 self._run_exclusive()
                 if self.active:
                     self._step()
+                self._score()
                 if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
                     self._deliver()
 
@@ -192,7 +163,7 @@ class Engine:
     def _admit(self) -> bool:
         """Wait for work, clear the slots and give them to waiting requests; False at the end."""
         with self.wake:
-            while not (self.active or self.waiting or self.exclusive):
+            while not (self.active or self.waiting or self.exclusive or self.scores.waiting):
                 if self.stopping:
                     return False
                 self.wake.wait()
@@ -240,6 +211,19 @@ class Engine:
         except BaseException as error:
             future.set_exception(error)
 
+    def _score(self) -> None:
+        """A batch of texts to be scored, if it is their turn: by time, so that many or long ones
+        take no more from the texts being generated than few."""
+        if not self.scores.waiting or (self.active and self.owed > 0):
+            return
+        self._deliver()  # it may take long
+        with self.wake:
+            batch = self.scores.take()
+        if batch:
+            start = time.perf_counter()
+            self.scores.run(self.model, batch)
+            self.owed = PASSES_SHARE * (time.perf_counter() - start)
+
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
         start = time.perf_counter()
@@ -262,9 +246,11 @@ class Engine:
                 self._finish(entry, Failed(repr(result)))
             elif not entry.cancelled:
                 self._emit(entry, sequence, result)
+        seconds = time.perf_counter() - start
         self.metrics.passes += 1
         self.metrics.rows += len(scheduled)
-        self.metrics.busy_seconds += time.perf_counter() - start
+        self.metrics.busy_seconds += seconds
+        self.owed -= seconds
 
     def _begin(self, entry: ScheduledRequest) -> None:
         if entry.sequence is not None or entry.cache is None:

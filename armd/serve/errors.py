@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ..errors import ArmdError
-from .engine import QueueFull, ShuttingDown
+from .complaints import complaint
+from .requests import QueueFull, ShuttingDown
+from .schema import FIELDS
 
 
 class ErrorDetail(BaseModel):
@@ -104,16 +106,9 @@ def said(error: Exception) -> JSONResponse:
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
-    """The first thing wrong with a body; of many kinds a field may have, all are tried."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return answer(
-            400, f"the body is no JSON: {first.get('ctx', {}).get('error', 'unreadable')}"
-        )
-    param = where[0] if where else None
-    text = str(first["msg"]).removeprefix("Value error, ")
-    return answer(400, f"{param}: {text}" if param else text, param=param)
+    """The first thing wrong with a body."""
+    text, param = complaint(error.errors()[0], FIELDS)
+    return answer(400, text, param=param)
 
 
 EXPECTED = (
@@ -125,11 +120,6 @@ EXPECTED = (
     RequestValidationError,
     HTTPException,
 )
-
-
-def expected(error: Exception) -> bool:
-    """No fault of the server's own."""
-    return isinstance(error, EXPECTED)
 
 
 def answer_to(error: Exception) -> Response:

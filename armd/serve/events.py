@@ -1,6 +1,7 @@
 """What the engine reports about a request: tokens generated, its end, or its failure."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -32,3 +33,4 @@ class Failed:
 
 
 Event = StepEvent | Ended | Failed
+Callback = Callable[[Event], None]

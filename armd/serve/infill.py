@@ -13,7 +13,7 @@ from ..generation.template import fill_in, parts
 from .errors import Refusal, responses
 from .events import Ended, Failed, StepEvent
 from .schema import Infilled, InfillRequest, Json
-from .service import OutputStream, Service, any_seed, unless_gone
+from .service import OutputStream, Service, any_seed, aside, unless_gone
 from .sse import STREAMED, EventStream
 
 
@@ -164,7 +164,8 @@ async def whole(service: Service, state: InfillState, outputs: OutputStream) -> 
 
 
 async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
-    state = state_of(service, asked)
+    size = len(asked.text or asked.prompt or "")
+    state = await aside(size, lambda: state_of(service, asked))
     outputs = service.write(
         [state.plan], asked, seed=state.seed, eos=state.eos, top_logprobs=asked.rivals
     )

@@ -51,10 +51,27 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class CompletionRequest(Choosing):
-    """As OpenAI's, with `streams`, `order`, `top_k`, `min_p` and `repetition_penalty` besides."""
+class Asking(Choosing):
+    """What OpenAI's requests for texts and for chats have in common."""
 
     model: Text | None = Field(None, max_length=1000)
+    n: int | None = Field(1, ge=1, le=64)
+    stop: (
+        Annotated[Text, Field(max_length=200)]
+        | Annotated[list[Annotated[Text, Field(max_length=200)]], Field(max_length=16)]
+        | None
+    ) = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    frequency_penalty: float | None = Field(0, ge=0, le=0, description="Only 0.")
+    presence_penalty: float | None = Field(0, ge=0, le=0, description="Only 0.")
+    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+    user: Text | None = Field(None, max_length=1000)
+
+
+class CompletionRequest(Asking):
+    """As OpenAI's, with `streams`, `order`, `top_k`, `min_p` and `repetition_penalty` besides."""
+
     prompt: (
         Text
         | Annotated[list[Text], Field(min_length=1, max_length=64)]
@@ -66,22 +83,12 @@ class CompletionRequest(Choosing):
         | None
     ) = ""
     suffix: Text | None = Field(None, description="What stands behind the text to be written.")
-    max_tokens: int | None = Field(16, ge=1, le=2**31)
-    n: int | None = Field(1, ge=1, le=64)
-    stop: (
-        Annotated[Text, Field(max_length=200)]
-        | Annotated[list[Annotated[Text, Field(max_length=200)]], Field(max_length=16)]
-        | None
-    ) = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(
+        16, ge=0, le=2**31, description="Cut to what fits behind the prompt."
+    )
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool | None = False
+    echo: bool | None = Field(False, description="With logprobs: of the prompt, too.")
     best_of: int | None = Field(None, ge=1, le=64, description="At most n: all are returned.")
-    frequency_penalty: float | None = Field(0, ge=0, le=0, description="Only 0.")
-    presence_penalty: float | None = Field(0, ge=0, le=0, description="Only 0.")
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
-    user: Text | None = Field(None, max_length=1000)
 
 
 class LogProbs(BaseModel):
@@ -260,6 +267,8 @@ class Info(BaseModel):
     max_length: int
     vocab_size: int
     any_order: bool
+    chat: bool
+    """It has a chat template, and so /v1/chat/completions."""
     n_layers: int
     n_two_stream: int
     parameters: int
@@ -268,3 +277,12 @@ class Info(BaseModel):
 
 
 Json = dict[str, Any]
+FIELDS = sorted(
+    {
+        name
+        for kind in (CompletionRequest, InfillRequest, ScoreRequest, OrderRequest, TokenizeRequest)
+        for name in kind.model_fields
+    }
+    | {"messages", "max_completion_tokens", "top_logprobs"}
+)
+"""All fields of all requests, for those who misspell one."""

@@ -1,7 +1,6 @@
 """POST /v1/score, /v1/order and /v1/tokenize: how probable is a text; what does an order look like;
 what are a text's tokens?"""
 
-import asyncio
 from math import exp
 
 import torch
@@ -9,7 +8,6 @@ from fastapi import APIRouter, Request
 
 from ..errors import ArmdError
 from ..model import order as orders
-from ..model.likelihood import log_likelihood
 from ..model.order import Order
 from ..runtime.seeds import seeded
 from .errors import Refusal, responses
@@ -23,7 +21,7 @@ from .schema import (
     Tokenized,
     TokenizeRequest,
 )
-from .service import Service, any_seed, unless_gone
+from .service import Service, any_seed, aside, unless_gone
 
 
 def order_of(asked: ScoreRequest, n: int) -> Order:
@@ -45,32 +43,18 @@ def shape_of(order: Order) -> Json:
 
 
 async def score(service: Service, asked: ScoreRequest) -> Json:
-    """One pass over the whole text, between two passes of the texts being written."""
+    """One pass over the whole text, together with others that wait."""
     service.is_ours(asked.model)
     if (asked.text is None) == (asked.tokens is None):
         raise Refusal(400, "say what to score: a text, or its tokens")
-    ids = asked.tokens if asked.tokens is not None else None
-    ids = service.tokenizer.encode(asked.text or "", "text") if ids is None else ids
+    ids = asked.tokens
+    if ids is None:
+        text = asked.text or ""
+        ids = await aside(len(text), lambda: service.tokenizer.encode(text, "text"))
     if not ids:
         raise Refusal(400, "there is nothing to score; send at least one token")
-    if len(ids) > service.tokenizer.max_length:
-        raise Refusal(400, service.tokenizer.too_long(len(ids)), code="context_length_exceeded")
-    vocabulary = service.model.config.vocab_size
-    if max(ids) >= vocabulary:
-        told = f"token {max(ids)} is not one of the vocabulary's {vocabulary}"
-        raise Refusal(400, told, param="tokens")
-    tokens, order = torch.tensor([ids]), order_of(asked, len(ids))
-    device = service.model.device
-
-    def work() -> list[float]:
-        found = log_likelihood(service.model, tokens.to(device), order)[0]
-        return found.double().cpu()[order.inverse()].tolist()
-
-    future = asyncio.wrap_future(service.engine.run_exclusive(work))
-    try:
-        logp = await asyncio.wait_for(future, service.limits.timeout)
-    except TimeoutError:
-        raise Refusal(503, "no time for it; try again later", code="timeout") from None
+    order = order_of(asked, len(ids))
+    logp = (await service.score(ids, order)).logp
     total = sum(logp)
     return {
         "log_likelihood": total,
@@ -117,7 +101,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/tokenize", response_model=Tokenized, responses=usual)
     async def tokenize_route(asked: TokenizeRequest) -> Json:
         """A text's tokens."""
-        ids = service.tokenizer.encode(asked.text, "text")
+        ids = await aside(len(asked.text), lambda: service.tokenizer.encode(asked.text, "text"))
         return {"tokens": ids, "pieces": [service.tokenizer.piece(token) for token in ids]}
 
     return router

@@ -3,13 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from fastapi import Request
 
+from ..data.chat_template import ChatTemplate
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
 from ..generation.plan import DecodePlan, check, completing, strided
@@ -20,12 +21,16 @@ from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..runtime.seeds import seeded
 from .detokenizer import ServerTokenizer
-from .engine import Callback, Engine, GenerationRequest, ScheduledRequest
+from .engine import Engine
 from .errors import Gone, Refusal
-from .events import Event
+from .events import Callback, Event
+from .requests import GenerationRequest, ScheduledRequest
 from .schema import Choosing
+from .score_batches import ScoreJob, TokenScores
 
 Answer = TypeVar("Answer")
+INLINE = 4096
+"""Characters of a request that are tokenised at once; more are, in a thread, while others go on."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ class Service:
         name: str,
         parameters: int = 0,
         limits: Limits | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
-        self.model, self.name, self.limits = model, name, limits or Limits()
+        self.model, self.name, self.limits, self.chat = model, name, limits or Limits(), chat
         self.tokenizer = ServerTokenizer(tokenizer, model.config.max_length)
         self.created = int(time.time())
         self.parameters = parameters  # of the model as it was before its weights were packed
@@ -128,6 +134,23 @@ class Service:
         outputs.scheduled = self.engine.submit(requests, later=later)
         return outputs
 
+    async def score(self, tokens: list[int], order: Order, *, top_logprobs: int = 0) -> TokenScores:
+        """log p of each token of a text, between two passes of the texts being generated."""
+        if len(tokens) > self.tokenizer.max_length:
+            raise Refusal(400, self.tokenizer.too_long(len(tokens)), code="context_length_exceeded")
+        vocabulary = self.model.config.vocab_size
+        if max(tokens) >= vocabulary:
+            told = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
+            raise Refusal(400, told, param="tokens")
+        if len(order) != len(tokens):
+            raise ArmdError(f"the order is for {len(order)} tokens, the text has {len(tokens)}")
+        self.model.check_order(order)
+        future = self.engine.score(ScoreJob(tokens, order, top_logprobs))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.limits.timeout)
+        except TimeoutError:
+            raise Refusal(503, "no time for it; try again later", code="timeout") from None
+
     def is_ours(self, model: str | None) -> None:
         if model not in (None, self.name):
             message = f"no model '{model}' here; this is {self.name}"
@@ -184,6 +207,11 @@ def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> tuple[list[i
         position = orders.random(n, generator=seeded(*words, "order")).position.tolist()
     order = Order(torch.tensor(position), torch.arange(n) // asked.streams)
     return order.position.tolist(), order.block.tolist()
+
+
+async def aside(size: int, work: Callable[[], Answer]) -> Answer:
+    """What a request asks for, worked out: in a thread where `size` characters take long."""
+    return await asyncio.to_thread(work) if size > INLINE else work()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:

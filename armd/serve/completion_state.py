@@ -1,0 +1,126 @@
+"""A request for completions, worked out: choices, their prompts and their plans."""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..generation.outputs import TokenOutput
+from ..generation.plan import DecodePlan
+from .detokenizer import IncrementalText
+from .errors import Refusal
+from .schema import CompletionRequest, Json
+from .service import Service, any_seed
+
+
+@dataclass
+class ChoiceState:
+    """One choice on its way."""
+
+    index: int
+    prompt: list[int]
+    incremental: IncrementalText
+    before: int
+    """Characters of the prompt, for text_offset."""
+    echo: IncrementalText | None = None
+    """The prompt, where it is echoed."""
+    finish: str | None = None
+    cut: str | None = None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an answer is written down: as texts, or as messages of a chat."""
+
+    prefix: str
+    """Of the answer's id."""
+    whole: str
+    chunk: str
+    """What the answer, and a part of it, call themselves."""
+    choice: Callable[[Service, "CompletionState", ChoiceState, str, Sequence[TokenOutput]], Json]
+    delta: Callable[[Service, "CompletionState", ChoiceState, str, Sequence[TokenOutput]], Json]
+    """A choice, and what is new of one: the text, and the tokens of it."""
+    opens: bool = False
+    """A stream begins with a part that has no new text."""
+
+
+@dataclass(frozen=True)
+class CompletionState:
+    """A request, worked out: its choices and their plans."""
+
+    form: Form
+    asked: CompletionRequest
+    seed: int
+    eos: int | None
+    texts: list[ChoiceState]
+    plans: list[DecodePlan]
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def finished(self) -> bool:
+        return all(text.finish is not None for text in self.texts)
+
+
+def completion_of(service: Service, asked: CompletionRequest, form: Form) -> CompletionState:
+    """Everything that can be wrong is found here, before anything is written."""
+    service.is_ours(asked.model)
+    if (asked.best_of or 1) > (asked.n or 1):
+        raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
+    tokenizer, count, prompts = service.tokenizer, asked.n or 1, prompts_of(asked)
+    most = service.limits.slots + service.limits.queue
+    if len(prompts) * count > most:
+        told = f"{len(prompts) * count} texts in one request pass the server's slots and queue of"
+        raise Refusal(400, f"{told} {most}; ask for fewer", param="n")
+    suffix = tokenizer.encode(asked.suffix or "", "suffix")
+    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    stops = tuple(filter(None, stops))
+    state = CompletionState(
+        form, asked, any_seed(asked.seed), None if suffix else tokenizer.eos, [], []
+    )
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
+        shown = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+        blanks = room_for(service, asked, len(ids) + len(suffix))
+        known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
+        limited = asked.model_copy(update={"streams": max(1, min(asked.streams, blanks))})
+        limited = limited if blanks < new_tokens(asked) else asked
+        for _ in range(count):
+            index = len(state.texts)
+            text = ChoiceState(index, ids, IncrementalText(tokenizer, len(ids), stops), len(shown))
+            if asked.echo:
+                text.echo = IncrementalText(tokenizer, 0)
+            if blanks:
+                whole = [*ids, *[0] * blanks, *suffix]
+                state.plans.append(service.plan(whole, known, limited, (state.seed, index)))
+            else:
+                text.finish = "length"
+            state.texts.append(text)
+    return state
+
+
+def new_tokens(asked: CompletionRequest) -> int:
+    return 16 if asked.max_tokens is None else asked.max_tokens
+
+
+def room_for(service: Service, asked: CompletionRequest, given: int) -> int:
+    """New tokens beside so many that are given: what was asked for, or what fits. Clients send
+    large numbers by default, which is no mistake of theirs; an order names every token, so there
+    nothing is cut."""
+    longest, wanted = service.tokenizer.max_length, new_tokens(asked)
+    if wanted and given == longest:
+        told = f"the prompt has {given} tokens, all that the model takes: cut it, to leave room"
+    elif given > longest or (given + wanted > longest and isinstance(asked.order, list)):
+        told = service.tokenizer.too_long(given + wanted)
+    else:
+        return min(wanted, longest - given)
+    raise Refusal(400, told, param="max_tokens", code="context_length_exceeded")
+
+
+def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
+    prompt = asked.prompt if asked.prompt is not None else ""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and not isinstance(prompt[0], int):
+        return list(prompt)  # type: ignore[arg-type]
+    return [prompt]  # type: ignore[list-item]

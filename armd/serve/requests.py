@@ -1,0 +1,56 @@
+"""What the engine is asked for, and how it refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..generation.kv_cache import KVCache
+    from ..generation.plan import DecodePlan
+    from ..generation.sampling import Sampling
+    from ..generation.sequence import Sequence
+    from .events import Callback
+
+
+class QueueFull(Exception):
+    """The queue is full; worth another try after `seconds`."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"the server is busy; try again in {seconds} s")
+        self.seconds = seconds
+
+
+class ShuttingDown(Exception):
+    """The server takes nothing new."""
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One sequence to be generated, and who hears of it."""
+
+    plan: DecodePlan
+    sampling: Sampling
+    generator: torch.Generator
+    callback: Callback
+    eos: int | None = None
+    top_logprobs: int = 0
+    """How many of the most probable tokens to report with each token."""
+    deadline: float = math.inf
+    """time.monotonic() after which it ends with what it has."""
+
+
+@dataclass(eq=False)
+class ScheduledRequest:
+    """A request that waits or has a slot."""
+
+    request: GenerationRequest
+    arrived: float
+    sequence: Sequence | None = None
+    cache: KVCache | None = None
+    """Its slot's."""
+    cancelled: bool = False
+    """Nobody waits for it any more."""

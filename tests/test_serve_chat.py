@@ -1,0 +1,86 @@
+"""Chats: the completion of what the template makes of the messages, in the client's own shapes."""
+
+import openai
+import pytest
+from serving import chat_template, running
+
+MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+TEXT = "system:be kind\nuser:hi\nanswer:"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(chat=chat_template()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_chat_is_the_completion_of_its_template(client, streams: int) -> None:
+    same = {"model": "tiny", "seed": 3, "n": 2, "extra_body": {"streams": streams}}
+    plain = client.completions.create(prompt=TEXT, max_tokens=20, logprobs=2, **same)
+    chat = client.chat.completions.create(
+        messages=MESSAGES, max_completion_tokens=20, logprobs=True, top_logprobs=2, **same
+    )
+    assert chat.object == "chat.completion" and chat.usage == plain.usage
+    for one, other in zip(chat.choices, plain.choices, strict=True):
+        assert one.message.role == "assistant" and one.message.content == other.text
+        assert one.finish_reason == other.finish_reason
+        assert [t.logprob for t in one.logprobs.content] == other.logprobs.token_logprobs
+        assert all(len(t.top_logprobs) == 2 for t in one.logprobs.content)
+
+
+def test_streamed_equals_whole_and_names_its_role_first(client) -> None:
+    settings = {"model": "tiny", "messages": MESSAGES, "seed": 5, "max_tokens": 15}
+    whole = client.chat.completions.create(**settings)
+    chunks = list(
+        client.chat.completions.create(
+            **settings, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    parts = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(part.delta.content or "" for part in parts) == whole.choices[0].message.content
+    assert parts[-1].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+
+
+def test_left_to_itself_it_writes_to_its_end_or_as_much_as_fits(client) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, seed=1)
+    (choice,), usage = answer.choices, answer.usage
+    assert choice.finish_reason == "stop" or usage.total_tokens == 64
+
+
+def test_parts_of_text_are_joined(client) -> None:
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    messages = [MESSAGES[0], {"role": "user", "content": parts, "name": "me"}]
+    texts = [
+        client.chat.completions.create(model="tiny", messages=given, seed=2, max_tokens=9)
+        for given in (messages, MESSAGES)
+    ]
+    assert texts[0].choices[0].message == texts[1].choices[0].message
+
+
+def test_without_a_template_the_404_says_what_to_do(client) -> None:
+    with running() as server:
+        other = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.NotFoundError, match=r"has no chat template.*/v1/completions"):
+            other.chat.completions.create(model="tiny", messages=MESSAGES)
+
+
+def test_what_is_not_offered_is_said_in_a_sentence(client) -> None:
+    for more, said in (
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not offered"),
+        ({"presence_penalty": 1.0}, "presence_penalty is not offered"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not offered"),
+        ({"extra_body": {"mesages": 1}}, "did you mean 'messages'"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            client.chat.completions.create(model="tiny", messages=MESSAGES, **more)
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(openai.BadRequestError, match="content must be a text"):
+        client.chat.completions.create(model="tiny", messages=image)
