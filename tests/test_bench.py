@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import armd
 from armd.bench import decode, timing
@@ -39,3 +40,20 @@ def test_bench_decode_times_both_queries_and_all_rivals(
         assert rows[f"{name} S=1 fp32"]["calls"] == 32
         assert rows[f"{name} S=4 fp32"]["calls"] == int(armd.order.strided(32, 4).block[-1]) + 1
     assert {"GPT2LMHeadModel", "masked diffusion T=32", "ARMD S=1, no cache"} <= rows.keys()
+
+
+def test_all_of_the_memory_is_read() -> None:
+    """The loop that memory is timed with adds up every number."""
+    from armd.bench.timing import memory_reader
+
+    data = torch.randint(-8, 8, (3 * 4096,)).float()
+    assert memory_reader(data)() == data.sum()
+
+
+def test_a_peer_that_is_not_installed_is_named(capsys, monkeypatch) -> None:
+    from armd.bench import peers
+
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    config = armd.ArmdConfig(vocab_size=7, d_model=32, n_layers=1, n_heads=1, max_length=8)
+    assert peers.llama_sides(config, 1, passes=1) == {}
+    assert "pip install llama-cpp-python" in capsys.readouterr().out

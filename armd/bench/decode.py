@@ -65,6 +65,7 @@ def bench_decode(
     passes: int = 8,
     vocabulary: int = 50257,
     rivals: bool = True,
+    peers: bool = False,
     threads: int | None = None,
     device: str = "cpu",
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
@@ -74,7 +75,8 @@ def bench_decode(
     interleaved in one process.
 
     Of ARMD and GPT-2 `passes` calls are timed at each of five depths of the text, evenly spread
-    (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts."""
+    (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts. `--peers`
+    times llama.cpp, too, with random weights of the same shape, where it is installed."""
     import torch
 
     from ..model.configuration_armd import ArmdConfig
@@ -93,6 +95,10 @@ def bench_decode(
             sides |= our_sides(ours, batch, streams, weights, where, passes=passes)
         if rivals:
             sides |= rival_sides(config, batch, where, passes=passes)
+        if peers:
+            from .peers import llama_sides
+
+            sides |= llama_sides(config, batch, passes=passes)
         found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where)
         print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
         show(found)
@@ -155,14 +161,15 @@ def measure(
     would find it faster than it is. The rows, and bytes/s of the best turn."""
     import torch
 
-    from .timing import peak_memory, timed
+    from .timing import memory_reader, peak_memory, timed
 
     memory = {name: peak_memory(side.peak, device) for name, side in sides.items()}
     data = torch.ones(96 * 2**20, device=device)
+    reader = memory_reader(data)
     reads: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
-        read = timed(lambda: [data.sum() for _ in range(READINGS)], device) / READINGS
+        read = timed(lambda: [reader() for _ in range(READINGS)], device) / READINGS
         taken = {name: side.run() * side.scale for name, side in sides.items()}
         if turn:  # the first warms up
             reads.append(read)

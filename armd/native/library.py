@@ -14,6 +14,7 @@ HARD = 2
 """omp_pause_hard: OpenMP gives up its threads and what it keeps for them."""
 HEADERS = ("gemm.h", "attention.h", "layer.h", "forward.h", "sample.h", "one_stream.h")
 SOURCES = ("gemm.c", "layer.c", "forward.c", "one_stream.c", "sample.c", "decode_step.c")
+SOURCES += ("read_memory.c",)
 
 
 @cache

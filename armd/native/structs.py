@@ -153,4 +153,6 @@ def declare(library: Any) -> Any:
     sequences = [pointer, c_long]
     library.decode_step.argtypes = [POINTER(NetworkWeights), *sequences, *[pointer] * 3]
     library.decode_step.restype = c_int
+    library.read_memory.argtypes = [pointer, c_long]
+    library.read_memory.restype = c_double
     return library
