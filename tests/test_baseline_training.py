@@ -165,7 +165,8 @@ def test_cut_off_and_resumed_equals_uninterrupted(
     with pytest.raises(Cut):
         train(small("mdlm", data, cut))
     monkeypatch.undo()
-    assert len(losses(cut)) == 8 and steps_in(cut / "checkpoints")[-1] == 6
+    # checkpoints are written beside training: the one of step 6 may have been cut off, too
+    assert len(losses(cut)) == 8 and steps_in(cut / "checkpoints")[-1] in (3, 6)
     train(small("mdlm", data, cut))
     assert losses(cut) == losses(whole)
     assert heldout(cut) == heldout(whole)

@@ -4,6 +4,7 @@ and its page is written from the results alone."""
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path):
         mine = [p for p in Path("/proc").glob("[0-9]*/cmdline") if p.parent.name != str(study.pid)]
         return [p for p in mine if str(tmp_path).encode() in read_quietly(p)]
 
-    assert runs()
+    while not runs():  # it was announced, and starts
+        assert study.poll() is None
+        time.sleep(0.05)
     study.send_signal(signal.SIGTERM)
     study.communicate(timeout=PATIENCE)
     assert study.returncode == 143

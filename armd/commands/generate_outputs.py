@@ -49,8 +49,10 @@ class Records:
             with suppress(OSError):
                 self.stream.close()
         if error is not None and isinstance(error, KeyboardInterrupt | OSError) and self.part:
+            # an interrupt may come between writing a sample and counting it
+            kept = self.part.read_bytes().count(b"\n")
             print(
-                f"armd: kept {self.count} samples in {self.part}; --resume goes on with them",
+                f"armd: kept {kept} samples in {self.part}; --resume goes on with them",
                 file=sys.stderr,
             )
 
