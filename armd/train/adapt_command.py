@@ -31,8 +31,10 @@ class Adapting:
     """0 writes an adapter that changes nothing."""
     streams: tuple[int, ...] = (1, 2, 2, 2, 4, 4, 4, 8)
     """Each step draws its number of streams from these; 1 is left to right."""
-    p_infill: float = 0.1
+    p_infill: float = 0.3
     """Share of steps in which blanks are filled in."""
+    infill_span: int = 16
+    """Tokens in the longest of these blanks."""
     distill: float = 1.0
     """Share of the loss that is the distance to the source's own left-to-right distribution; the
     rest is the text's next token. Next to known text on the right, and in blanks, always that."""
@@ -148,6 +150,7 @@ def curriculum_of(job: Adapting) -> Curriculum:
         sbp_steps=job.steps,
         streams=job.streams,
         p_infill=job.p_infill,
+        infill_span=job.infill_span,
     )
 
 

@@ -2,6 +2,7 @@
 a run has no state to save here, and any number of processes sees the same orders."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,7 +15,8 @@ from .recipe import Curriculum
 
 @dataclass(frozen=True)
 class Stage:
-    """What a step teaches: `amount` is rho, S or the masking steps, whichever `kind` has."""
+    """What a step teaches: `amount` is rho, S, the masking steps or the longest span, whichever
+    `kind` has."""
 
     kind: str
     """shuffled, strided, random, masking or infill"""
@@ -45,7 +47,7 @@ def stage(curriculum: Curriculum, *, seed: int, step: int) -> Stage:
     for kind, share, amount in (
         ("random", c.p_random, 0),
         ("masking", c.p_masking, c.masking_steps),
-        ("infill", c.p_infill, 0),
+        ("infill", c.p_infill, c.infill_span),
     ):
         if draw < share:
             return Stage(kind, amount)
@@ -105,7 +107,8 @@ def _fill(
     elif now.kind == "strided":
         order = orders.strided(length, min(now.amount, length))
     else:
-        order = orders.infill(blanks(length, generator))
+        draw = blanks if not now.amount else partial(spans, most=now.amount)
+        order = orders.infill(draw(length, generator))
     position[:length], block[:length] = order.position, order.block
     block[length:] += int(order.block[-1]) + 1
 
@@ -122,3 +125,13 @@ def blanks(n: int, generator: torch.Generator) -> Bool[Tensor, "n"]:
     known = torch.rand(n, generator=generator) < draw[1]
     known[int(draw[3] * n)] = False
     return known
+
+
+def spans(n: int, generator: torch.Generator, *, most: int) -> Bool[Tensor, "n"]:
+    """The same, where each blank is a span of 1 to `most` tokens and on average three times as much
+    is known between two; a gap is never longer than the text."""
+    lengths = torch.randint(1, most + 1, (n,), generator=generator)
+    between = torch.randint(1, 3 * most, (n,), generator=generator)
+    between[0] = between[0].clamp(max=n - 1)
+    runs = torch.stack([between, lengths], 1).flatten()
+    return (torch.arange(len(runs)) % 2 == 0).repeat_interleave(runs)[:n]

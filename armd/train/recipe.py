@@ -77,6 +77,8 @@ class Curriculum:
     """Steps of that masking process."""
     p_infill: float = 0.0
     """Fraction of steps trained on infilling: blanks, given the text on both sides."""
+    infill_span: int = 0
+    """Blanks are spans of up to so many tokens; 0: single tokens, or one gap of any length."""
 
     @property
     def total(self) -> int:

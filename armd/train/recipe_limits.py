@@ -34,6 +34,7 @@ LIMITS: dict[str, dict[str, tuple[float, float]]] = {
         "p_masking": (0, 1),
         "masking_steps": (1, 10**6),
         "p_infill": (0, 1),
+        "infill_span": (0, 2**20),
     },
     "optimizer": {
         "batch_size": (1, 2**24),
