@@ -13,7 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from armd import order as orders  # noqa: E402
 from armd.runtime.seeds import seed_of  # noqa: E402
-from armd.train.curriculum import Stage, blanks, orders_of, rho, stage  # noqa: E402
+from armd.train.curriculum import Stage, blanks, orders_of, rho, spans, stage  # noqa: E402
 from armd.train.presets import PRESETS, preset  # noqa: E402
 from armd.train.recipe import Curriculum  # noqa: E402
 
@@ -151,6 +151,14 @@ def test_mixtures_have_their_shares() -> None:
 def test_something_is_always_left_to_fill_in(n: int, seed: int) -> None:
     known = blanks(n, torch.Generator().manual_seed(seed))
     assert known.shape == (n,) and not bool(known.all())
+
+
+@given(st.integers(1, 400), st.integers(1, 20), st.integers(0, 1 << 40))
+def test_blanks_of_a_most_length_have_known_text_between(n: int, most: int, seed: int) -> None:
+    known = spans(n, torch.Generator().manual_seed(seed), most=most)
+    runs = known.long().unique_consecutive(return_counts=True)
+    blank = [count for value, count in zip(*(t.tolist() for t in runs), strict=True) if not value]
+    assert known.shape == (n,) and blank and max(blank) <= most
 
 
 def test_every_preset_names_itself_and_checks() -> None:

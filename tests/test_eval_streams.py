@@ -1,0 +1,66 @@
+"""What streams cost is a difference of two exact likelihoods of the same tokens."""
+
+import json
+
+import pytest
+import torch
+from eval_models import VOCABULARY, saved, tiny_armd, tiny_gpt2
+
+import armd
+from armd.errors import ArmdError
+from armd.eval.streams import eval_streams, prompted
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("".join(f"{n} some words of text, again and again\n" for n in range(40)))
+    return file
+
+
+def test_after_a_prompt_the_rest_is_scored_given_it():
+    # log p(rest | prompt) = log p(all, prompt first) - log p(prompt), a plain likelihood
+    model, n, prompt = tiny_armd(), 24, 7
+    tokens = torch.randint(0, VOCABULARY, (1, n), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        alone = armd.log_likelihood(model, tokens[:, :prompt], armd.order.left_to_right(prompt))
+        for streams in (1, 3):
+            found = armd.log_likelihood(model, tokens, prompted(n, prompt, streams))
+            assert torch.allclose(found[:, :prompt], alone, atol=1e-5)
+    after = armd.order.strided(n - prompt, 3)
+    assert prompted(n, prompt, 3).position[prompt:].tolist() == (after.position + prompt).tolist()
+    assert prompted(n, 0, 1).is_left_to_right
+
+
+def test_the_verb_compares_streams_on_the_same_tokens(tmp_path, text, capsys):
+    model, out = saved(tiny_armd(), tmp_path / "model"), tmp_path / "out.json"
+    words = {"data": str(text), "windows": 3, "window": 32, "json": out}
+    (found,) = eval_streams(model, streams=(1, 2, 4), **words)
+    one, two, four = found["streams"]
+    assert one["nats_more"] == 0 and one["times_perplexity"] == 1
+    for row in (two, four):
+        more = row["nats_per_token"] - one["nats_per_token"]
+        assert row["nats_more"] == pytest.approx(more, abs=1e-9)
+        assert row["nats_per_boundary"] * (row["streams"] - 1) == pytest.approx(more * 32)
+    (again,) = eval_streams(model, streams=(4,), **words)
+    assert again["streams"][0]["nats_more"] == pytest.approx(four["nats_more"], abs=1e-9)
+    assert json.loads(out.read_text())["results"][0]["windows"] == 3
+    (after,) = eval_streams(model, streams=(2,), prompt=8, **words)
+    assert after["tokens_scored"] == 3 * 24
+    assert "times S=1" in capsys.readouterr().out
+
+
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, text):
+    model = saved(tiny_armd(), tmp_path / "model")
+    words = {"data": str(text), "window": 32}
+    for wrong, said in (
+        ({"prompt": 32}, "--prompt 32"),
+        ({"streams": (0,)}, "--streams"),
+        ({"streams": (33,)}, "--streams"),
+        ({"windows": 0}, "--windows 0"),
+        ({"window": 1 << 20}, "lower --window"),
+    ):
+        with pytest.raises(ArmdError, match=said):
+            eval_streams(model, **{**words, **wrong})
+    with pytest.raises(ArmdError, match="knows one order only"):
+        eval_streams(saved(tiny_gpt2(), tmp_path / "gpt2"), **words)
