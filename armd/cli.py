@@ -112,7 +112,7 @@ def run(words: Sequence[str]) -> None:
         target,
         args=rest,
         prog=f"armd {verb}",
-        config=(tyro.conf.OmitArgPrefixes,),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
     )
 
 

@@ -1,11 +1,13 @@
 """Every verb of the command line leads to code, and every group of verbs lists its own."""
 
 import importlib
+import inspect
+import re
 import sys
 
 import pytest
 
-from armd.cli import VERBS, main
+from armd.cli import VERBS, main, run
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -26,3 +28,21 @@ def test_help_of_a_group_lists_its_verbs(
     assert [f"armd {verb} " in shown for verb in VERBS] == [
         verb.startswith(f"{group} ") for verb in VERBS
     ]
+
+
+@pytest.mark.parametrize("verb", ["generate", "serve", "eval ppl", "plot", "train mini"])
+def test_the_help_speaks_of_no_none(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run([*verb.split(), "--help"])
+    text = capsys.readouterr().out
+    assert "{None}" not in text and "--" in text
+
+
+def test_every_field_of_a_recipe_has_words() -> None:
+    from armd.train import recipe
+
+    lines = inspect.getsource(recipe).splitlines()
+    fields = [i for i, line in enumerate(lines) if re.match(r"    \w+: [^=]+ = (?!field)", line)]
+    assert len(fields) > 40
+    for at in fields:
+        assert lines[at + 1].startswith('    """'), lines[at]

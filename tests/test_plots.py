@@ -43,3 +43,28 @@ def test_the_rows_of_a_pass_are_drawn(tmp_path: Path) -> None:
     out = tmp_path / "rows.png"
     run(["plot", "rows", "--length", "6", "--out", str(out)])
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_held_out_curves_of_unlike_models_share_a_panel(tmp_path: Path) -> None:
+    import json
+
+    from armd.plots.curves import panels_of, read_curves
+
+    kinds = {"ours": ["left to right", "S=4", "random"], "ar": ["left to right"], "mdlm": ["bound"]}
+    for run_name, names in kinds.items():
+        (tmp_path / run_name).mkdir()
+        rows = [{"step": k, "loss": 5.0 - k} for k in (1, 2)]
+        rows += [{"step": 2, "heldout": dict.fromkeys(names, 3.0)}]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / run_name / "metrics.jsonl").write_text(lines)
+    panels = panels_of({name: read_curves(tmp_path / name, smooth=1) for name in kinds})
+    assert {run: curve for run, (curve, _) in panels["held out"].items()} == {
+        "ours": "left to right",
+        "ar": "left to right",
+        "mdlm": "bound",
+    }
+    assert list(panels) == ["training loss", "held out", "held out, S=4", "held out, random"]
+    out = tmp_path / "curves.png"
+    run(["plot", *(str(tmp_path / name) for name in kinds), "--out", str(out)])
+    width, height = (int.from_bytes(out.read_bytes()[at : at + 4]) for at in (16, 20))
+    assert width <= 160 * 10 and height <= 160 * 14  # inches of a page

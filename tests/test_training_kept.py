@@ -1,5 +1,6 @@
 """Laws: checkpoints that were asked for stay, and another run can go on from one of them."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from armd.train.checkpoint import steps_in  # noqa: E402
 from armd.train.command import parse  # noqa: E402
 from armd.train.export import exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
-from armd.train.recipe_files import as_json  # noqa: E402
-from armd.train.run_folder import read_recipe  # noqa: E402
+from armd.train.recipe_files import as_json, differences  # noqa: E402
+from armd.train.run_folder import lengthened, read_recipe  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,49 @@ def test_a_run_of_an_earlier_version_keeps_its_reading_of_rho(data: Path, tmp_pa
     (tmp_path / "config.json").write_text(text)
     found = read_recipe(tmp_path).curriculum
     assert (found.shuffle, found.rho_of) == ("among", "tokens")
+
+
+def test_a_run_that_is_lengthened_is_the_longer_run(data: Path, tmp_path: Path) -> None:
+    """Where the learning rate is constant after warmup: to the last bit, optimizer and all."""
+    same: dict[str, Any] = {"schedule": "constant", "validate_every": 0, "sbp_steps": 0}
+    assert run(tiny(data, tmp_path / "short", **same)) == 0
+    assert run(tiny(data, tmp_path / "short", **same, steps=15)) == 0
+    assert run(tiny(data, tmp_path / "long", **same, steps=15)) == 0
+    assert final_state(tmp_path / "short", 15) == final_state(tmp_path / "long", 15)
+    assert read_recipe(tmp_path / "short").curriculum.total == 15
+    with pytest.raises(ArmdError, match="steps is 15 there and 12 here"):
+        train(tiny(data, tmp_path / "short", **same))
+
+
+@pytest.mark.parametrize(
+    ("began", "asked", "step", "good"),
+    [
+        ({}, {"steps": 20}, 12, True),  # the strided phase has not begun
+        ({}, {"steps": 20}, 13, False),
+        ({}, {"sbp_steps": 9}, 16, True),
+        ({}, {"sbp_steps": 1}, 12, False),
+        ({"schedule": "cosine"}, {"steps": 20}, 3, False),
+        ({}, {"steps": 20, "learning_rate": 1.0}, 3, False),
+    ],
+)
+def test_a_run_is_lengthened_only_where_it_would_have_gone_the_same_way(
+    data: Path, began: dict[str, Any], asked: dict[str, Any], step: int, good: bool
+) -> None:
+    before = tiny(data, Path("run"), **{"schedule": "constant"} | began)
+    now = tiny(data, Path("run"), **{"schedule": "constant"} | began | asked)
+    assert (not list(differences(lengthened(before, now, [3, step]), now))) == good
+
+
+def test_the_live_panel_shows_its_headings() -> None:
+    from rich.console import Console
+
+    from armd.train.progress_view import ProgressView, StepReport
+
+    view = ProgressView("mini", start=0, total=10, shown=True)
+    view.losses.append(2.0)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(view._panel(StepReport(3, 2.0, "rho 4", 1e-3, 0.5, 1000.0)))
+    lines = console.export_text().splitlines()
+    headings = next(line for line in lines if "perplexity" in line)
+    assert all(name in headings for name in ("loss", "order", "tokens/s", "time left"))
+    assert "━" not in headings

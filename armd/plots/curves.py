@@ -9,6 +9,10 @@ import tyro
 from ..errors import ArmdError
 
 _MARKS = "os^Dvp*X"
+COLUMNS = 3
+Points = list[tuple[int, float]]
+Runs = dict[str, dict[str, Points]]
+"""run -> curve -> its points: (step, value)."""
 
 
 def plot_curves(
@@ -18,7 +22,8 @@ def plot_curves(
     smooth: int = 10,
     json: Path | None = None,
 ) -> None:
-    """Draw training loss and held-out perplexity against steps.
+    """Draw training loss and held-out perplexity against steps: the first held-out curve of all
+    runs in one panel, others behind it.
 
     Args:
         runs: Folders of runs.
@@ -26,7 +31,7 @@ def plot_curves(
         smooth: Training losses averaged to a point.
         json: Write the curves to this file.
     """
-    curves = {run.name or str(run): read_curves(run, smooth=smooth) for run in runs}
+    curves = {name: read_curves(run, smooth=smooth) for name, run in named(runs).items()}
     if not curves:
         raise ArmdError("name at least one run: armd plot RUN...")
     draw(curves, out)
@@ -37,7 +42,13 @@ def plot_curves(
         json.write_text(json_format.dumps(curves, indent=2) + "\n")
 
 
-def read_curves(run: Path, *, smooth: int) -> dict[str, list[tuple[int, float]]]:
+def named(runs: list[Path]) -> dict[str, Path]:
+    """The runs by their folders' names, or by their paths where two have one name."""
+    names = [run.resolve().name for run in runs]
+    return {n if names.count(n) == 1 else str(r): r for n, r in zip(names, runs, strict=True)}
+
+
+def read_curves(run: Path, *, smooth: int) -> dict[str, Points]:
     """Points (step, value): "loss", and one held-out perplexity for each kind of order."""
     from ..train.run_folder import read_metrics
 
@@ -45,7 +56,7 @@ def read_curves(run: Path, *, smooth: int) -> dict[str, list[tuple[int, float]]]
     if not rows:
         raise ArmdError(f"{run} has no metrics.jsonl to draw; is it the folder of a run?")
     losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    curves: dict[str, list[tuple[int, float]]] = {"loss": []}
+    curves: dict[str, Points] = {"loss": []}
     for start in range(0, len(losses), max(1, smooth)):
         part = losses[start : start + max(1, smooth)]
         curves["loss"].append((part[-1][0], sum(loss for _, loss in part) / len(part)))
@@ -55,8 +66,25 @@ def read_curves(run: Path, *, smooth: int) -> dict[str, list[tuple[int, float]]]
     return curves
 
 
-def draw(curves: dict[str, dict[str, list[tuple[int, float]]]], out: Path) -> None:
-    """One panel for each curve that any run has; the runs share colours and marks."""
+def panels_of(curves: Runs) -> dict[str, dict[str, tuple[str, Points]]]:
+    """What each panel shows: its title, then for each run the name of its curve and the points.
+    Models name their held-out curves by what they measure (an order, a bound), so the first of
+    each run share a panel, whatever their names; the others have one for each name."""
+    first = {run: next((n for n in parts if n != "loss"), "") for run, parts in curves.items()}
+    panels = {"training loss": {run: ("", parts["loss"]) for run, parts in curves.items()}}
+    if any(first.values()):
+        shared = {run: (name, curves[run][name]) for run, name in first.items() if name}
+        panels["held out"] = shared
+    rest = dict.fromkeys(name for run in curves.values() for name in run)
+    for name in rest:
+        runs = {run: ("", parts[name]) for run, parts in curves.items() if name in parts}
+        if name != "loss" and any(name != first[run] for run in runs):
+            panels[f"held out, {name}"] = runs
+    return panels
+
+
+def draw(curves: Runs, out: Path) -> None:
+    """The panels in rows of three, as wide as a page; the runs share colours and marks."""
     try:
         import matplotlib
     except ImportError:
@@ -64,13 +92,18 @@ def draw(curves: dict[str, dict[str, list[tuple[int, float]]]], out: Path) -> No
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    names = list(dict.fromkeys(name for run in curves.values() for name in run))
-    figure, axes = pyplot.subplots(
-        1, len(names), figsize=(3.2 * len(names), 3.0), squeeze=False, layout="constrained"
+    panels = panels_of(curves)
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(3.2 * columns, 2.6 * rows), squeeze=False, layout="constrained"
     )
-    for axis, name in zip(axes[0], names, strict=True):
-        _panel(axis, name, curves)
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    axes = [axis for row in grid for axis in row]
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    for axis, (title, runs) in zip(axes, panels.items(), strict=False):
+        _panel(axis, title, runs, list(curves))
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     try:
         figure.savefig(out, dpi=160)
@@ -79,22 +112,25 @@ def draw(curves: dict[str, dict[str, list[tuple[int, float]]]], out: Path) -> No
     pyplot.close(figure)
 
 
-def _panel(axis: Any, name: str, curves: dict[str, dict[str, list[tuple[int, float]]]]) -> None:
-    for index, (run, parts) in enumerate(curves.items()):
-        points = parts.get(name, [])
-        mark = "" if name == "loss" else _MARKS[index % len(_MARKS)]
+def _panel(axis: Any, title: str, runs: dict[str, tuple[str, Points]], names: list[str]) -> None:
+    loss = title == "training loss"
+    for run, (curve, points) in runs.items():
+        index = names.index(run)
         axis.plot(
             [step / 1000 for step, _ in points],
             [value for _, value in points],
-            marker=mark,
+            color=f"C{index % 10}",
+            marker="" if loss else _MARKS[index % len(_MARKS)],
             markersize=4,
             linewidth=1.2,
             label=run,
         )
-    axis.set_title("training loss" if name == "loss" else f"held out, {name}", fontsize=9)
+        if curve and points:  # which of a model's measures it is
+            axis.annotate(f" {curve}", (points[-1][0] / 1000, points[-1][1]), fontsize=6)
+    axis.set_title(title, fontsize=9)
     axis.set_xlabel("Iterations (K)", fontsize=8)
-    axis.set_ylabel("nats per token" if name == "loss" else "PPL", fontsize=8)
-    if name != "loss" and any(parts.get(name) for parts in curves.values()):
+    axis.set_ylabel("nats per token" if loss else "PPL", fontsize=8)
+    if not loss:
         axis.set_yscale("log")
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.3)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -111,7 +112,7 @@ class ProgressView:
         table.add_row(*(Text(name, style="dim") for name, _ in cells))
         table.add_row(*(Text(value, style="bold") for _, value in cells))
         parts: list[Any] = [
-            ProgressBar(total=self.total, completed=now.step),
+            Padding(ProgressBar(total=self.total, completed=now.step)),  # which ends its line
             table,
             Text(sparkline(self.losses), style="cyan"),
         ]

@@ -166,7 +166,9 @@ class Adaptation:
     base: str = ""
     """Its checksum."""
     rank: int = 12
+    """Rank of the adapters."""
     alpha: int = 24
+    """Their weight is alpha / rank."""
     full: bool = False
     """All weights learn, not adapters."""
     distill: float = 1.0

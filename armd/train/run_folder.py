@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ from ..data.dataset import Dataset
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 from ..runtime.lock import locked
+from .checkpoint import steps_in
 from .presets import PRESETS, preset
 from .recipe import Recipe
 from .recipe_files import as_json, differences, from_dict
@@ -20,6 +22,7 @@ from .recipe_files import as_json, differences, from_dict
 EARLIER = {"shuffle": "among", "rho_of": "tokens"}
 """What the curriculum of a run does whose config.json was written before these fields were."""
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
+CHECKPOINTS = "checkpoints"
 
 
 @contextlib.contextmanager
@@ -64,7 +67,9 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
         write_text(folder / DATA, json.dumps(data_facts(dataset)) + "\n")
         write_text(folder / CONFIG, as_json(recipe))
         return
-    for name, before, now in differences(read_recipe(folder), recipe):
+    began = read_recipe(folder)
+    longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
+    for name, before, now in differences(longer, recipe):
         flag = "--" + name.replace("_", "-")
         raise ArmdError(
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
@@ -80,6 +85,21 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
             f"the {what} in {recipe.data} are not the ones that {folder} was trained on; "
             "give --data the same dataset, or choose another --out"
         )
+    if longer != began:
+        write_text(folder / CONFIG, as_json(longer))
+
+
+def lengthened(began: Recipe, now: Recipe, saved: list[int]) -> Recipe:
+    """The recipe a run began with, as long as it is asked to be now, where what it has learnt so
+    far is what the longer run learns: the learning rate must not depend on the length, and the
+    strided phase must not have begun, or must be the one that becomes longer. `saved`: the steps
+    of its checkpoints."""
+    a, b = began.curriculum, now.curriculum
+    constant = began.optimizer.schedule == "constant" and not began.adapt.base_model
+    same = b.steps == a.steps or (b.steps > a.steps and max(saved, default=0) <= a.steps)
+    if not constant or not same or b.sbp_steps < a.sbp_steps:
+        return began
+    return replace(began, curriculum=replace(a, steps=b.steps, sbp_steps=b.sbp_steps))
 
 
 def _read_data_facts(folder: Path) -> dict[str, Any] | None:
