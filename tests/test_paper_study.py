@@ -90,8 +90,13 @@ def test_the_plan_has_hours_and_cost_and_starts_nothing(tmp_path: Path, capsys):
     (small,) = (line for line in said.splitlines() if line.startswith("small  "))
     hours, dollars = small.split()[3:5]
     assert float(dollars.replace(",", "")) == pytest.approx(float(hours) * 16, rel=0.05)
+    reproduce([], scale="paper", runs=("medium",), **places)
+    said = capsys.readouterr().out
+    assert said.startswith("1 runs") and "medium/exports/step-00350000" in said
     with pytest.raises(ArmdError, match="did you mean 'table1'"):
         reproduce(["tabel1"], scale="paper", **places)
+    with pytest.raises(ArmdError, match="no run 'medum'"):
+        reproduce([], scale="paper", runs=("medum",), **places)
 
 
 WALKED = {

@@ -47,7 +47,7 @@ def reproduce(
         docs: Where results.md and its images go.
         data: A dataset that armd prepare made, instead of the scale's own.
         runs: Train and measure only these runs, each with all its seeds; figures of others stay as
-            they are in the results. Of perplexity, price and ablations.
+            they are in the results. Of perplexity, price, ablations and of scale paper.
         jobs: Runs that train side by side, each on its share of the cores.
         launch: How to start a run instead of `armd`, such as "torchrun --nproc-per-node 8 -m
             armd.cli".
@@ -64,7 +64,7 @@ def reproduce(
 
         places = {"out": out, "results": results, "docs": docs, "data": data}
         how = {"jobs": jobs or 1, "launch": launch, "plan": plan, "options": paper}
-        return reproduce_paper(stages, scale=scale, **places, **how)
+        return reproduce_paper(stages, scale=scale, only=runs, **places, **how)
     chosen, wanted = scale_of(scale), check_stages(stages)
     study = Study(chosen, out, data or out / "data", check_runs(runs, chosen, wanted))
     if plan:

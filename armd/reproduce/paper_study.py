@@ -3,13 +3,15 @@ hours and cost comes first, then training, measuring and the page, each done onc
 
 from __future__ import annotations
 
+import difflib
 import json
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_text
 from ..runtime.device import find_device
 from ..train.cost_estimate import GPUS
 from ..train.export import EXPORT
@@ -32,7 +34,9 @@ class PaperStudy:
     results: Path
     docs: Path
     options: PaperOptions
-    tables: list[str]
+    tables: tuple[str, ...] = TABLES
+    only: tuple[str, ...] = ()
+    """Runs whose cells are wanted; none named: all."""
     cells: list[Cell] = field(init=False)
     runs: dict[str, Trained] = field(init=False)
 
@@ -41,8 +45,17 @@ class PaperStudy:
         device = str(find_device(None))
         every = cells(self.scale, texts=o.texts, judge=o.judge, device=device)
         names = tuple(f"table {t[5:]}" if t.startswith("table") else t for t in self.tables)
-        self.cells = [cell for cell in every if cell.table.lower().startswith(names)]
-        self.runs = needed(paper_runs(self.scale), {cell.measure.run for cell in self.cells})
+        runs = paper_runs(self.scale)
+        for name in self.only:
+            if name not in runs:
+                raise ArmdError(f"the paper's study has no run '{name}'; --plan lists them")
+        self.cells = [
+            cell
+            for cell in every
+            if cell.table.lower().startswith(names)
+            and (not self.only or cell.measure.run in self.only)
+        ]
+        self.runs = needed(runs, {cell.measure.run for cell in self.cells})
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -71,15 +84,13 @@ def needed(runs: dict[str, Trained], wanted: set[str]) -> dict[str, Trained]:
     return {name: run for name, run in runs.items() if name in names}
 
 
-def check_tables(names: list[str]) -> list[str]:
-    import difflib
-
+def check_tables(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in (*TABLES, "page"):
             near = difflib.get_close_matches(name, (*TABLES, "page"), n=1, cutoff=0.3)
             hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(TABLES)}"
             raise ArmdError(f"the paper's study has no '{name}'; {hint}")
-    return [name for name in TABLES if name in names or not names or names == ["page"]]
+    return tuple(name for name in TABLES if name in names) or TABLES
 
 
 def reproduce_paper(
@@ -90,12 +101,13 @@ def reproduce_paper(
     results: Path,
     docs: Path,
     data: Path | None,
+    only: tuple[str, ...],
     jobs: int,
     launch: str,
     plan: bool,
     options: PaperOptions,
 ) -> None:
-    """The paper's tables `names`, or all of them."""
+    """The paper's tables `names`, or all of them; of the runs `only`, if some are named."""
     if options.gpu not in GPUS:
         raise ArmdError(f"no GPU '{options.gpu}'; use one of {', '.join(GPUS)}")
     if options.gpus < 1 or not 0 < options.utilisation <= 1 or options.dollars < 0:
@@ -103,19 +115,19 @@ def reproduce_paper(
     tables = check_tables(names)
     chosen, folder = SCALES[scale], out / scale
     study = Study(chosen, folder, data or folder / "data")
-    paper = PaperStudy(chosen, study, results / scale, docs, options, tables)
+    everything = PaperStudy(chosen, study, results / scale, docs, options)
+    failed = {}
     if names != ["page"]:
+        paper = replace(everything, tables=tables, only=only)
         print(plan_of(paper))
         if plan or not options.yes:
             if not plan:
                 print("nothing was started; --yes starts it")
             return
         failed = walk(paper, prepared=data is not None, jobs=jobs, launch=launch)
-    else:
-        failed = {}
     from .paper_page import write_paper_page
 
-    print(write_paper_page(paper))
+    print(write_paper_page(everything))
     if failed:
         lines = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise ArmdError(f"{len(failed)} parts of the study failed ({lines}); mend and run it again")
@@ -179,8 +191,8 @@ def walk(paper: PaperStudy, *, prepared: bool, jobs: int, launch: str) -> dict[s
 
 
 def measured(paper: PaperStudy, measure: Measure) -> str | None:
-    """Make a result file, unless it is there and newer than the weights; what went wrong, if it
-    did."""
+    """Make a result file, unless this very command made it from these weights; what went wrong, if
+    it did."""
     from ..cli import run
 
     file, words = paper.file(measure), paper.command(measure)
@@ -188,12 +200,16 @@ def measured(paper: PaperStudy, measure: Measure) -> str | None:
     if measure.run[:4] not in ("", "hub:") and not weights.exists():
         return f"{weights.parent} is missing; train {measure.run} again with --keep-at"
     newest = weights.stat().st_mtime if weights.exists() else 0.0
-    if file.exists() and file.stat().st_mtime >= newest:
-        return None
+    command, made_by = shlex.join(["armd", *words]), file.with_suffix(".command")
+    if file.exists() and made_by.exists():
+        if made_by.read_text("utf-8") == command and file.stat().st_mtime >= newest:
+            return None
+        file.unlink(missing_ok=True)
     file.parent.mkdir(parents=True, exist_ok=True)
-    print(shlex.join(["armd", *words]), flush=True)
+    print(command, flush=True)
     try:
         run(words)
+        write_text(made_by, command)
     except ArmdError as error:
         return str(error)
     except Exception as error:  # one command's failure must not lose the others
