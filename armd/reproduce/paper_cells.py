@@ -137,6 +137,7 @@ def lm1b(texts: str) -> Iterator[Cell]:
         measure = perplexity(run, step, protocol, ",".join(words), bound=bound)
         score = paper.TABLE_3.get(row)
         published = "-" if score is None else f"{'≤ ' if bound else ''}{score:.2f}"
+        published += " a word" if row.startswith("Transformer-X") else ""  # not a token
         yield Cell(
             "Table 3", f"{row}, {protocol}", "ppl", published, measure, perplexity_of("lm1b")
         )
