@@ -72,8 +72,12 @@ def case_of(kind: str, n: int, seed: int, *, double: bool = False, batch: int = 
     return Case(model, tokens, order_of(kind, n, generator, batch), generator)
 
 
+EVERY = ("prefix", "mean", "neighbor")
+"""Queries that know every order."""
+
+
 @st.composite
-def cases(draw: st.DrawFn, *, double: bool = False, queries: tuple[str, ...] = ("prefix", "mean")):
+def cases(draw: st.DrawFn, *, double: bool = False, queries: tuple[str, ...] = EVERY):
     """Random small configurations, orders and lengths."""
     layers = draw(st.integers(1, 4))
     heads = draw(st.sampled_from([1, 2]))

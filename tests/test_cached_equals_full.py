@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import Case, case_of, cases, order_of
+from small import EVERY, Case, case_of, cases, order_of
 
 import armd
 from armd.errors import ArmdError
@@ -106,7 +106,7 @@ def test_unlike_rows_with_their_known_tokens_first(case: Case, batch: int, strea
 
 @settings(max_examples=30, deadline=None)
 @given(
-    cases(double=True, queries=("prefix", "mean", "shift")),
+    cases(double=True, queries=(*EVERY, "shift")),
     st.lists(st.integers(0, 11), min_size=1, max_size=5),
     st.integers(1, 4),
 )
@@ -129,9 +129,11 @@ def test_prompts_of_unlike_lengths(case: Case, lengths: list[int], streams: int)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("query", ["prefix", "neighbor"])
 @pytest.mark.parametrize("kind", ["random", "strided", "rows"])
-def test_long_texts_in_single(kind: str, weights: str) -> None:
-    case = case_of(kind, 48, 5, batch=3, n_layers=4, n_two_stream=2, d_model=32, n_heads=4)
+def test_long_texts_in_single(kind: str, query: str, weights: str) -> None:
+    sizes = {"n_layers": 4, "n_two_stream": 2, "d_model": 32, "n_heads": 4}
+    case = case_of(kind, 48, 5, batch=3, query=query, **sizes)
     case = packed(case, weights)
     run(case)
     prompt = torch.arange(48).expand(3, 48) < 20

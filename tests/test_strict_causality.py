@@ -41,7 +41,7 @@ def assert_strict(case: Case) -> None:
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(case=cases(double=True, queries=("prefix", "mean", "neighbor")))
+@given(case=cases(double=True))
 def test_no_block_sees_itself(chunk: int, case: Case) -> None:
     assert_strict(case)
 
