@@ -6,7 +6,7 @@ import math
 import pytest
 
 from armd.reproduce.claims import claims_table
-from armd.reproduce.uncertainty import rank, seed_spread, standard_error, verdict
+from armd.reproduce.uncertainty import paired_difference, rank, seed_spread, standard_error, verdict
 
 
 def entries(**losses):
@@ -28,6 +28,15 @@ def test_a_claim_is_decided_by_two_standard_errors():
     assert verdict(-0.1, 0.06) == verdict(0.1, 0.06) == "not decided"
     assert verdict(0.1, 0.04) == "**does not hold**"
     assert verdict(-9.0, None) == "not decided"  # one run, no error: nothing is claimed
+
+
+def test_runs_of_the_same_seeds_are_compared_seed_by_seed():
+    """What a seed adds to both runs is no error of their difference."""
+    found = entries(ar=[1.0, 1.2, 0.9], armd_neighbor=[1.01, 1.23, 0.92])
+    gap, error = paired_difference(found, "armd-neighbor", "ar")
+    assert gap == pytest.approx(0.02) and error == pytest.approx(0.01 / math.sqrt(3))
+    assert paired_difference(entries(ar=[1.0], armd=[2.0]), "armd", "ar") == (1.0, None)
+    assert "the neighbor query" in claims_table({"perplexity": found})
 
 
 def test_errors_are_of_seeds_and_of_draws():

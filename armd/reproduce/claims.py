@@ -6,14 +6,16 @@ from math import exp, hypot, log
 from typing import Any
 
 from .tables import LABELS, at_equal_entropy, markdown, perplexity_of
-from .uncertainty import Entries, difference_error, mean_nats, verdict
+from .uncertainty import Entries, difference_error, mean_nats, paired_difference, verdict
 
 RIVALS = ("mdlm", "sedd-absorb", "sedd-uniform", "radd", "d3pm", "bd3lm-4", "bd3lm-16")
 
 NEIGHBOR = (
-    ("armd-neighbor", "ar", 1.0, "the neighbor query's perplexity over AR's, equal steps"),
-    ("armd-neighbor-third", "ar-third", 1.03, "the same at 1/3 of the steps"),
+    ("armd-neighbor", "ar", 1.0, None, "the neighbor query's perplexity over AR's, equal steps"),
+    ("armd-neighbor-third", "ar-third", 1.03, None, "the same, both at 1/3 of the steps"),
+    ("armd-neighbor", "armd", 1.0, "S=4", "the neighbor query over the prefix query, S=4"),
 )
+"""Ours: one run, another, the limit of their ratio, the kind of order (left to right), words."""
 
 
 def claims_table(found: dict[str, dict[str, Any]]) -> str:
@@ -32,9 +34,10 @@ def quality(entries: Entries) -> list[list[str]]:
         rows.append(
             at_most(entries, "armd", "ar", 1.02, "ARMD's perplexity over AR's, equal steps")
         )
-    for one, other, limit, claim in NEIGHBOR:
+    for one, other, limit, kind, claim in NEIGHBOR:
         if {one, other} <= entries.keys():
-            rows.append(at_most(entries, one, other, limit, claim))
+            claim += ", paired by seed"
+            rows.append(shown(claim, limit, *paired_difference(entries, one, other, kind)))
     present = [name for name in RIVALS if name in entries]
     if present and "armd-third" in entries:
         best = min(present, key=lambda name: perplexity_of(entries, name))
@@ -53,9 +56,13 @@ def quality(entries: Entries) -> list[list[str]]:
 def at_most(entries: Entries, one: str, other: str, limit: float, claim: str) -> list[str]:
     """The claim that one perplexity is at most `limit` times another."""
     gap = mean_nats(entries, one) - mean_nats(entries, other)
-    error = difference_error(entries, one, other)
-    shown = f"{exp(gap):.3f}" + ("" if error is None else f" ± {exp(gap) * error:.3f}")
-    return [claim, f"≤ {limit:.2f}", shown, verdict(gap - log(limit), error)]
+    return shown(claim, limit, gap, difference_error(entries, one, other))
+
+
+def shown(claim: str, limit: float, gap: float, error: float | None) -> list[str]:
+    """A line of the table, for a difference in nats."""
+    ratio = f"{exp(gap):.3f}" + ("" if error is None else f" ± {exp(gap) * error:.3f}")
+    return [claim, f"≤ {limit:.2f}", ratio, verdict(gap - log(limit), error)]
 
 
 def parallel(entries: Entries) -> list[list[str]]:

@@ -24,6 +24,7 @@ VOCABULARY = 2048
 def measure(study: Study, findings: Findings) -> None:
     """On a quiet machine: nothing else of the study runs meanwhile."""
     facts = {"network": str(study.scale.base.network), "threads": torch.get_num_threads()}
+    facts["queries"] = "prefix, neighbor"
     findings.entry(
         "training", {**facts, "rows": batch_rows(study.scale)}, lambda: shown(training(study.scale))
     )

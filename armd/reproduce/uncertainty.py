@@ -65,6 +65,17 @@ def difference_error(entries: Entries, one: str, two: str) -> float | None:
     return None if None in errors else hypot(*errors)  # type: ignore[arg-type]
 
 
+def paired_difference(
+    entries: Entries, one: str, two: str, kind: str | None = None
+) -> tuple[float, float | None]:
+    """Mean over seeds of how much greater one run's loss is than another's of the same seed, which
+    saw the same text in the same order; and its standard error."""
+    pairs = zip(seeds_of(entries, one), seeds_of(entries, two), strict=False)
+    gaps = [nats(a) - nats(b) if kind is None else a[kind] - b[kind] for a, b in pairs]
+    error = statistics.stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else None
+    return statistics.mean(gaps), error
+
+
 def verdict(excess: float, error: float | None) -> str:
     """Of a claim that `excess`, in nats above the limit, is not above 0."""
     if error is None or abs(excess) < CERTAIN * error:
