@@ -39,17 +39,22 @@ def quality(entries: Entries) -> list[list[str]]:
             claim += ", paired by seed"
             rows.append(shown(claim, limit, *paired_difference(entries, one, other, kind)))
     present = [name for name in RIVALS if name in entries]
-    if present and "armd-third" in entries:
-        best = min(present, key=lambda name: perplexity_of(entries, name))
-        claim = "ARMD at 1/3 of the steps over the best diffusion rival at all steps"
-        rows.append(
-            at_most(entries, "armd-third", best, 1.0, f"{claim} ({LABELS[best]}, from scratch)")
-        )
-        masked = [name for name in present if not name.startswith("bd3lm")]
-        if masked and len(masked) < len(present):
-            best = min(masked, key=lambda name: perplexity_of(entries, name))
-            claim += " that is no block diffusion"
-            rows.append(at_most(entries, "armd-third", best, 1.0, f"{claim} ({LABELS[best]})"))
+    for run, words in (("armd-third", "ARMD"), ("armd-neighbor-third", "the neighbor query")):
+        if present and run in entries:
+            rows += a_third(entries, run, words, present)
+    return rows
+
+
+def a_third(entries: Entries, run: str, words: str, rivals: list[str]) -> list[list[str]]:
+    """A run at a third of the steps against the best rivals at all of them."""
+    best = min(rivals, key=lambda name: perplexity_of(entries, name))
+    claim = f"{words} at 1/3 of the steps over the best diffusion rival at all steps"
+    rows = [at_most(entries, run, best, 1.0, f"{claim} ({LABELS[best]}, from scratch)")]
+    masked = [name for name in rivals if not name.startswith("bd3lm")]
+    if masked and len(masked) < len(rivals):
+        best = min(masked, key=lambda name: perplexity_of(entries, name))
+        claim += " that is no block diffusion"
+        rows.append(at_most(entries, run, best, 1.0, f"{claim} ({LABELS[best]})"))
     return rows
 
 
