@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from armd.runtime.threads import PAUSE, ThreadTuner, fits_a_core, use_few_threads
+from armd.runtime import threads
+from armd.runtime.threads import PAUSE, ThreadTuner, fits_a_core, pin_threads, use_few_threads
 
 
 class Machine:
@@ -41,7 +43,8 @@ def test_equal_times_take_one_thread_and_one_core_needs_no_trial() -> None:
     assert [tuner.record(1.0) for _ in range(5)] == [1] * 5
 
 
-def test_a_model_that_fits_a_core_gets_one_thread() -> None:
+def test_a_model_that_fits_a_core_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_pinned", False)
     before = torch.get_num_threads()
     small, large = torch.nn.Linear(8, 8), torch.nn.Linear(4096, 2048)
     for model in (small, large):
@@ -55,6 +58,30 @@ def test_a_model_that_fits_a_core_gets_one_thread() -> None:
         assert torch.get_num_threads() == 1
         use_few_threads(small, 2)
         assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_decode_steps_take_the_faster_number_and_leave_the_users_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, model, now = torch.get_num_threads(), torch.nn.Linear(2, 2), [0.0]
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(threads, "_pinned", False)
+
+    def passes(count: int) -> int:
+        for _ in range(count):
+            with threads.tuned_threads(model, 1):
+                used = torch.get_num_threads()
+                now[0] += {1: 0.02, 2: 3.0}[used]  # another process has the second core
+            assert torch.get_num_threads() == 2
+        return used
+
+    try:
+        torch.set_num_threads(2)
+        assert passes(2) == 2 and passes(18) == 1
+        pin_threads(2)
+        assert passes(3) == 2
     finally:
         torch.set_num_threads(before)
 

@@ -70,7 +70,7 @@ def workloads(*, small: bool, threads: int | None) -> Iterator[tuple[str, Callab
 
     def decode(model: ArmdLM, streams: int, length: int) -> Callable[[], int]:
         def work() -> int:
-            torch.set_num_threads(threads or all_threads)
+            torch.set_num_threads(all_threads)
             use_few_threads(model, threads)
             generate(model, length=length, streams=streams)
             return length

@@ -81,9 +81,10 @@ def bench_decode(
 
     from ..model.configuration_armd import ArmdConfig
     from ..runtime.memory import keep_freed_memory
+    from ..runtime.threads import pin_threads
 
     if threads:
-        torch.set_num_threads(threads)
+        pin_threads(threads)
     keep_freed_memory()
     where = torch.device(device)
     rows, bandwidths = [], []

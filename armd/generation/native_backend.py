@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from ..native.library import library
 from ..native.packed import FastLM
 from ..native.structs import NativeSampling, NativeSequence
+from ..runtime.threads import tuned_threads
 from .kv_cache import KVCache
 from .outputs import StepResult
 from .sequence import Sequence
@@ -42,7 +43,7 @@ class NativeDecoder:
     """A packed model whose weights stay where they are."""
 
     def __init__(self, model: FastLM) -> None:
-        self.network, self.like = model.address(), model.bos
+        self.model, self.network, self.like = model, model.address(), model.bos
         self.vocabulary, self.function = model.config.vocab_size, library().decode_step
 
     def step(self, sequences: list[Sequence]) -> list[StepResult]:
@@ -58,7 +59,9 @@ class NativeDecoder:
         told = (c_void_p * len(sequences))(*[sequence.native.address for sequence in sequences])
         cache = sequences[0].cache
         tables = (cache.code.data_ptr(), cache.rope.data_ptr(), logits.data_ptr())
-        if self.function(byref(self.network), told, len(sequences), *tables):
+        with tuned_threads(self.model, sum(sequence.n_rows for sequence in sequences)):
+            failed = self.function(byref(self.network), told, len(sequences), *tables)
+        if failed:
             raise MemoryError("no memory for a decode step")
         results, first = [], 0
         for sequence, size in zip(sequences, sizes, strict=True):

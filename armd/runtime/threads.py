@@ -1,5 +1,6 @@
-"""How many CPU threads does a pass take? One for a model that fits the caches of a core; for others
-the number that is fastest now, found by timing passes, and found again when they become slow.
+"""How many CPU threads does a pass take? One for a model that fits the caches of a core; for decode
+steps in C of others the number that is fastest now, found by timing passes, and found again when
+they become slow: there it changes no bit. In torch it does, so training keeps one number.
 
 At the end of each part of a pass the threads wait for each other. libgomp lets a waiting thread
 spin 300,000 times before it sleeps; if another process has the core of the thread that is waited
@@ -10,7 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 SPINS = "2000"
 """Some hundredths of a millisecond; then the waiting thread sleeps and its core is free."""
@@ -39,9 +43,44 @@ def use_few_threads(model: Any, threads: int | None = None) -> None:
     import torch
 
     if threads is not None:
-        torch.set_num_threads(threads)
+        pin_threads(threads)
     elif model.device.type == "cpu" and fits_a_core(model):
         torch.set_num_threads(1)
+
+
+def pin_threads(threads: int) -> None:
+    """So many threads, as the user says: nothing is timed to find a better number."""
+    global _pinned
+    import torch
+
+    torch.set_num_threads(threads)
+    _pinned = True
+
+
+_pinned = False
+_tuners: WeakKeyDictionary[Any, ThreadTuner] = WeakKeyDictionary()
+
+
+@contextmanager
+def tuned_threads(model: Any, rows: int) -> Iterator[None]:
+    """Inside, a pass of the model over `rows` rows, in the number of threads that is best for it;
+    afterwards the calling thread has the number it had."""
+    import torch
+
+    most = torch.get_num_threads()
+    if most == 1 or _pinned:
+        yield
+        return
+    tuner = _tuners.get(model)
+    if tuner is None or tuner.most != most:
+        tuner = _tuners[model] = ThreadTuner(most)
+    torch.set_num_threads(tuner.threads)
+    begin = time.perf_counter()
+    try:
+        yield
+        tuner.record(time.perf_counter() - begin, rows)
+    finally:
+        torch.set_num_threads(most)
 
 
 class ThreadTuner:
@@ -49,6 +88,7 @@ class ThreadTuner:
     after each pass, in the thread that makes them."""
 
     def __init__(self, most: int, *, clock: Any = time.monotonic) -> None:
+        self.most = most
         self.choices, self.clock = sorted({1, max(1, most)}, reverse=True), clock
         self.threads = self.choices[0]
         self.trial: dict[int, list[float]] = {choice: [] for choice in self.choices}
