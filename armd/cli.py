@@ -137,7 +137,9 @@ def main() -> None:
         run(words)
     except (ArmdError, OSError, MemoryError, UnicodeError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not no_memory(error):
-            raise
+            if not isinstance(error, RecursionError):
+                raise
+            error = ArmdError("a file holds tables inside tables without end; is it damaged?")
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             raise SystemExit(1) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .baselines import MODELS, name_of
+from .errors import ArmdError
 
 if TYPE_CHECKING:
     from .model.configuration_armd import ArmdConfig
@@ -63,8 +64,11 @@ def add_pad(folder: Path) -> tuple[int | None, int | None]:
         return None, None
     from tokenizers import Tokenizer
 
-    settings = json.loads(file.read_text("utf-8"))
-    backend = Tokenizer.from_file(str(vocabulary))
+    try:
+        settings = dict(json.loads(file.read_text("utf-8")))
+        backend = Tokenizer.from_file(str(vocabulary))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ArmdError(f"the tokenizer in {folder} is damaged ({error}); copy it again") from None
     eos = _content(settings.get("eos_token"))
     settings["pad_token"] = _content(settings.get("pad_token")) or eos
     if settings["pad_token"] is None:

@@ -28,13 +28,14 @@ def damaged_folders(bench: Bench) -> Callable[[int, Tally], Tally]:
         while tally.tried < count:
             draw = tally.draw()
             kind = draw.choices(list(FOLDERS), list(FOLDERS.values()))[0]
-            copy = bench.place / f"damaged-{tally.tried}"
+            name = {"dataset": "prepare"}.get(kind, "copy")  # a model card names its data
+            copy = bench.place / f"damaged-{tally.tried}" / name
             origin = origin_of(bench, kind)
             shutil.copytree(origin, copy) if origin.is_dir() else _alone(origin, copy)
             file = draw.choice(sorted(p for p in copy.rglob("*") if p.is_file()))
             how = damage_file(file, draw)
             tally.add(f"{kind}, {file.relative_to(copy)} {how}", opened(bench, kind, copy))
-            shutil.rmtree(copy)
+            shutil.rmtree(copy.parent)
         return tally
 
     return work
@@ -50,7 +51,7 @@ def origin_of(bench: Bench, kind: str) -> Path:
 
 
 def _alone(file: Path, folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     shutil.copy(file, folder)
 
 

@@ -166,11 +166,13 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """A whole record, or None."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not {"index", "ids", "settings"} <= set(record):
         return None
-    return record if type(record["index"]) is int else None
+    if type(record["index"]) is not int or not isinstance(record["ids"], list):
+        return None
+    return record if all(type(token) is int for token in record["ids"]) else None
 
 
 def _open(file: Path, *, append: bool) -> Any:

@@ -32,6 +32,7 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> None:
 def check_folder(folder: Path) -> Iterator[Found]:
     """Each part of what lies in a folder."""
     from ..data.manifest import MANIFEST
+    from ..runtime.atomic_files import SUMS, damaged_files
 
     if not folder.is_dir():
         raise ArmdError(f"no folder {folder}; name a run, an export or a dataset")
@@ -41,6 +42,8 @@ def check_folder(folder: Path) -> Iterator[Found]:
         yield from check_run(folder)
     elif (folder / "config.json").exists():
         yield from check_model(folder)
+    elif (wrong := damaged_files(folder)) is not None:
+        yield f"files with checksums in {SUMS}", "; ".join(wrong) or None
     else:
         raise ArmdError(f"{folder} is no run, no exported model and no dataset; name one")
 
@@ -68,6 +71,7 @@ def check_dataset(folder: Path) -> Iterator[Found]:
 
 
 def check_run(folder: Path) -> Iterator[Found]:
+    from ..runtime.atomic_files import damaged_files
     from ..train.checkpoint import damage, name_of, newest_written, steps_in
     from ..train.run_folder import METRICS, parse_rows, read_recipe
 
@@ -82,6 +86,8 @@ def check_run(folder: Path) -> Iterator[Found]:
     if file.exists():
         broken = parse_rows(file.read_text("utf-8", errors="replace"))[1]
         yield METRICS, f"{broken} lines cannot be read" if broken else None
+    if (wrong := damaged_files(folder / "adapter")) is not None:
+        yield "adapter", "; ".join(wrong) or None
     if (folder / "export").exists():
         yield from ((f"export/{name}", wrong) for name, wrong in check_model(folder / "export"))
 

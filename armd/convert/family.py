@@ -19,6 +19,13 @@ LLAMA3 = (
     "high_freq_factor",
     "original_max_position_embeddings",
 )
+WRONG_KINDS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What is raised where a table holds values of other kinds than it should."""
+COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"),
+)
+MOST, MOST_LAYERS = 1 << 24, 1 << 12
 RIGHT_BIAS = -3.5
 """Where the bias on keys to the right starts: untrained streams of 1,024 tokens are best there."""
 _WHY_NOT = {
@@ -55,6 +62,22 @@ def check_family(source: str, kind: str) -> None:
         raise ArmdError(
             f"{source} is a model of type '{kind}'{reason}; armd converts {', '.join(FAMILIES)}"
         )
+
+
+def check_counts(source: str, facts: Mapping[str, Any]) -> None:
+    """Raise unless the sizes are numbers, and possible ones, before anything is made of them."""
+    for name in COUNTS:
+        value = facts.get(name)
+        most = MOST_LAYERS if name == "num_hidden_layers" else MOST
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise ArmdError(
+                f"the config of {source} is damaged: {name} is no number between 1 and {most}; "
+                "copy it again"
+            )
+    for name in ("rms_norm_eps", "rope_theta"):
+        value = facts.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise ArmdError(f"the config of {source} is damaged: {name} is no number above 0")
 
 
 def check_parts(source: str, facts: Mapping[str, Any]) -> None:
@@ -105,7 +128,8 @@ def config_for(source: str, facts: Mapping[str, Any], max_length: int | None) ->
     """Our config for a model that transformers describes by `facts`."""
     from ..model.configuration_armd import ArmdConfig
 
-    check_family(source, facts.get("model_type", "unknown"))
+    check_family(source, str(facts.get("model_type", "unknown"))[:40])
+    check_counts(source, facts)
     try:
         check_parts(source, facts)
         base, scaling = rope_of(source, facts)
@@ -126,6 +150,8 @@ def config_for(source: str, facts: Mapping[str, Any], max_length: int | None) ->
         raise ArmdError(
             f"the config of {source} does not say {error.args[0]}; copy the folder again"
         ) from None
+    except WRONG_KINDS as error:
+        raise ArmdError(f"the config of {source} is damaged ({error}); copy it again") from None
     if max_length is not None and not 1 <= max_length <= longest:
         raise ArmdError(f"--max-length {max_length} must be between 1 and the source's {longest}")
     more: dict[str, Any] = {"rope_base": base, "rope_llama3": scaling, "right_bias": True}

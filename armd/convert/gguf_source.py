@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
-from .family import LLAMA3, check_family, llama3_factors, refuse
+from .family import LLAMA3, WRONG_KINDS, check_family, llama3_factors, refuse
 from .source import Source
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def open_gguf(file: Path) -> Source:
         raise ArmdError(
             f"{file} is cut off or no GGUF file ({reason}); download it again"
         ) from None
-    facts = facts_of(file, fields, tensors, frequencies[0] if frequencies else None)
+    try:
+        facts = facts_of(file, fields, tensors, frequencies[0] if frequencies else None)
+    except WRONG_KINDS as error:
+        raise ArmdError(f"{file} is damaged ({error!r}); download it again") from None
     shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
 
     def read(name: str) -> Tensor:
@@ -165,7 +168,9 @@ def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
 
     try:
         with quiet_bars():
-            found = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+            found = AutoTokenizer.from_pretrained(
+                str(file.parent), gguf_file=file.name, trust_remote_code=False
+            )
     except Exception as error:  # the readers raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot read the tokenizer in {file}: {reason}") from None

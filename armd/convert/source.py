@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.tokenizer_files import check_tokenizer_files
 from ..errors import ArmdError
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def open_folder(folder: Path, name: str) -> Source:
     import torch
     from safetensors import SafetensorError, safe_open
 
+    from ..model.strict_model import check_weight_files
+
     facts = read_json(folder / "config.json", name)
+    check_weight_files(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ArmdError(
@@ -118,7 +122,7 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
         found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ArmdError(f"no {file.name} in {name}; give a folder of save_pretrained") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArmdError(f"cannot read {file}: {error}") from None
     if not isinstance(found, dict):
         raise ArmdError(f"{file} must hold a table of fields; copy the folder again")
@@ -127,6 +131,7 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
 
 def copy_tokenizer(folder: Path, out: Path) -> None:
     """The tokenizer's own files where they hold its fast form, else that form made anew."""
+    check_tokenizer_files(folder)
     if (folder / "tokenizer.json").is_file():
         for name in TOKENIZER:
             if (folder / name).is_file():
@@ -135,7 +140,8 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(out))
+        found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        found.save_pretrained(str(out))
     except Exception as error:  # the readers raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"no tokenizer in {folder}: {reason}; copy its files there") from None

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
-from .family import llama3_factors
+from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
 from .layout import interleaved
+from .source import read_json
 from .to_llama import Ours, bos_and_eos, open_ours
 from .weight_file import check_disk
 
@@ -65,7 +66,12 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
     family = "qwen2" if ours.config.qkv_bias else "llama"
     writer = gguf.GGUFWriter(str(path), family)
     add_facts(writer, ours, getattr(gguf.LlamaFileType, f"MOSTLY_{kind}"))
-    add_tokenizer(writer, ours)
+    try:
+        add_tokenizer(writer, ours)
+    except WRONG_KINDS as error:
+        raise ArmdError(
+            f"the tokenizer.json in {ours.folder} is damaged ({error!r}); copy it again"
+        ) from None
     for name, shape in ours.shapes.items():
         stored, size = sizes[name]
         if stored == "Q8_0":  # the writer wants the shape in bytes
@@ -134,7 +140,7 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
     file = ours.folder / "tokenizer.json"
     if not file.is_file():
         raise ArmdError(f"no tokenizer.json in {ours.folder}; copy the model's tokenizer there")
-    saved = json.loads(file.read_text("utf-8"))
+    saved = read_json(file, str(ours.folder))
     if saved["model"].get("type") != "BPE":
         raise ArmdError(f"a {saved['model'].get('type')} tokenizer has no place in a GGUF file")
     vocabulary = {number: token for token, number in saved["model"]["vocab"].items()}

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ..errors import ArmdError
-from ..pretrained import model_folder, saved_kind
+from ..pretrained import check_saved, model_folder, saved_kind
 from ..runtime.atomic_files import put_folder
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
@@ -52,6 +52,7 @@ def open_ours(run: str) -> Ours:
     kind, _ = saved_kind(folder)
     if kind != "armd":
         raise ArmdError(f"{run} is a checkpoint of '{kind}', not of armd; name an armd folder")
+    check_saved(folder)
     config = ArmdConfig.from_pretrained(folder)
     if config.query not in ("neighbor", "shift"):
         raise ArmdError(

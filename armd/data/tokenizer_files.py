@@ -14,6 +14,8 @@ FILES = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
     "config.json",
 )
 MOST_BYTES = 1 << 28
@@ -23,11 +25,13 @@ def check_tokenizer_files(folder: Path) -> None:
     """Raise for files that are links out of the folder, too large, damaged, or that ask for code of
     their own to be run."""
     root = folder.resolve()
+    # the hub's cache holds its files as links into a folder beside the snapshot
+    hub = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
     for name in FILES:
         path = folder / name
         if not path.exists() and not path.is_symlink():
             continue
-        if not path.resolve().is_relative_to(root):
+        if not any(path.resolve().is_relative_to(place) for place in (root, hub)):
             raise ArmdError(f"{path} is a link that leaves {folder}; put the file itself there")
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise ArmdError(f"{path} is no file of a tokenizer; put its copy back")

@@ -141,7 +141,7 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer]:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ArmdError(f"a GGUF judge needs {package}: pip install 'armd[eval]'")
-    where = {"gguf_file": file.name}
+    where = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with quiet_bars():
             loaded = AutoTokenizer.from_pretrained(file.parent, **where)

@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
+
+from ..model.errors import ArmdError
 
 SUMS = "sha256.json"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -22,9 +25,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by `text`, at once."""
+    """Replace a file by `text`, at once. A device, such as /dev/null, is written to, not replaced.
+    What lies beside it under the other name goes first: it may be a link to somewhere else."""
+    if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+        path.write_text(text, "utf-8")
+        return
     aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("w", encoding="utf-8") as file:
+    aside.unlink(missing_ok=True)
+    with aside.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -69,6 +77,17 @@ def exchange(one: Path, two: Path) -> bool:
         return False
     names = (os.fsencode(one.absolute()), os.fsencode(two.absolute()))
     return rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
+
+
+def copy_plain_files(folder: Path, out: Path, *, but: Collection[str] = ()) -> None:
+    """Copy the files of a folder, but for those that end so. Links are refused: what they lead to,
+    anywhere on this machine, would be given away with the copy."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in (folder, *sorted(folder.iterdir())):
+        if path.is_symlink():
+            raise ArmdError(f"{path} is a link, which may lead anywhere; put the file itself there")
+        if path.is_file() and not path.name.endswith(tuple(but)):
+            shutil.copyfile(path, out / path.name)
 
 
 def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:

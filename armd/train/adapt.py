@@ -21,7 +21,7 @@ from ..model.configuration_armd import ArmdConfig
 from ..model.order import left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import load_model, model_folder
-from ..runtime.atomic_files import SUMS, put_folder, write_sums
+from ..runtime.atomic_files import SUMS, copy_plain_files, put_folder, write_sums
 from ..runtime.seeds import seed_of
 from .checkpoint import Checkpoint
 from .curriculum import Stage
@@ -204,7 +204,7 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int) -> None:
     assert dtype is not None
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(base, aside, ignore=shutil.ignore_patterns("*.safetensors*", SUMS))
+    copy_plain_files(base, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
     write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
     merging.check_base()
     write_sums(aside)

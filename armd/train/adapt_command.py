@@ -118,7 +118,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     import importlib.util
 
     from ..model.configuration_armd import ArmdConfig
-    from ..pretrained import model_folder, saved_kind
+    from ..pretrained import check_saved, model_folder, saved_kind
 
     if not job.full and importlib.util.find_spec("peft") is None:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
@@ -133,6 +133,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
         raise ArmdError(
             f"{job.model} is a checkpoint of '{kind}'; convert it first: armd convert {job.model}"
         )
+    check_saved(base)
     config = ArmdConfig.from_pretrained(base)
     if config.query == "shift":
         raise ArmdError(f"{job.model} has query 'shift', left to right alone; convert it anew")

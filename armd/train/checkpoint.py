@@ -101,8 +101,10 @@ class Checkpoints:
         self.error: BaseException | None = None
         if group.first:
             folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(".*"):  # what a killed run had begun to write or to remove
-                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+            # what a killed run had begun to write or to remove, and nothing else that lies there
+            for left in (*folder.glob(".step-*"), *folder.glob(f".{NEWEST}.*")):
+                is_folder = left.is_dir() and not left.is_symlink()
+                shutil.rmtree(left, ignore_errors=True) if is_folder else left.unlink()
         group.wait()
 
     def save(
@@ -261,7 +263,7 @@ def newest_written(folder: Path) -> int | None:
         return step if type(step) is int and step >= 0 else _UNREADABLE
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return _UNREADABLE
 
 
@@ -275,7 +277,7 @@ def damage(folder: Path) -> str | None:
         return None if FACTS in sums else f"{FACTS} has no checksum"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return f"{SUMS} cannot be read"
 
 

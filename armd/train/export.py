@@ -11,7 +11,13 @@ from safetensors import SafetensorError, safe_open
 from ..data.dataset import Dataset
 from ..errors import ArmdError
 from ..model.configuration_armd import ArmdConfig
-from ..runtime.atomic_files import damaged_files, put_folder, write_sums
+from ..runtime.atomic_files import (
+    SUMS,
+    copy_plain_files,
+    damaged_files,
+    put_folder,
+    write_sums,
+)
 from ..runtime.tensor_files import write_tensors
 from ..saved_folder import finish_folder
 from .checkpoint import Checkpoint, open_checkpoint, steps_in
@@ -40,10 +46,9 @@ def export(
     aside = out.with_name(f".{out.name}.tmp")
     for left in (aside, out.with_name(f".{out.name}.old")):
         shutil.rmtree(left, ignore_errors=True)
+    aside.mkdir(parents=True)
     if tokenizer.is_dir():
-        shutil.copytree(tokenizer, aside)
-    else:
-        aside.mkdir(parents=True)
+        copy_plain_files(tokenizer, aside, but=(SUMS, ".safetensors"))
     facts = {"format": "pt", "step": str(checkpoint.step)}
     write_tensors(aside / "model.safetensors", weights, facts)
     count = sum(weight.numel() for weight in weights.values())

@@ -106,7 +106,7 @@ def _read_data_facts(folder: Path) -> dict[str, Any] | None:
     """What data.json says; None where it is missing or damaged."""
     try:
         found = json.loads((folder / DATA).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -118,7 +118,7 @@ def read_recipe(folder: Path | str) -> Recipe:
         values = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ArmdError(f"{folder} is no run: it has no {CONFIG}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArmdError(f"cannot read {path}: {error}") from None
     if not isinstance(values, dict):
         raise ArmdError(f"{path} is damaged: it holds no table of fields; put its copy back")
@@ -202,7 +202,7 @@ def parse_rows(text: str) -> tuple[list[dict[str, Any]], int]:
     for number, line in enumerate(lines):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and type(row.get("step")) is int:
             rows.append(row)
