@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "eval ppl": ("eval.ppl", "eval_ppl", "perplexity by the field's protocols"),
     "eval samples": ("eval.samples", "eval_samples", "judge generated text"),
     "eval streams": ("eval.streams", "eval_streams", "what writing in streams costs"),
+    "eval harness": ("eval.harness_command", "harness", "lm_eval with --model armd; its options"),
     "eval infill": ("eval.infill", "eval_infill", "what context on both sides buys"),
     "reproduce": (
         "reproduce.command",

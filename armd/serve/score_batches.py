@@ -9,7 +9,6 @@ import torch
 
 from ..generation.outputs import TopLogprob
 from ..model import order as orders
-from ..model.head import target_log_probs
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 
@@ -82,11 +81,8 @@ def score_texts(model: ArmdLM, jobs: list[ScoreJob]) -> list[TokenScores]:
     padded = [[*job.tokens, *[0] * (length - len(job.tokens))] for job in jobs]
     tokens = torch.tensor(padded, device=device)
     order = orders.stack([extended(job.order, length) for job in jobs]).to(device)
-    rows = model.hidden(tokens, order)
-    target = tokens.gather(1, order.position)
-    logp = target_log_probs(rows.flatten(0, 1), model.head_matrix(), target.flatten())
-    texts = zip(jobs, rows, target, logp.view(tokens.shape).double().cpu(), strict=True)
-    return [_in_place(model, *text) for text in texts]
+    rows, target = model.hidden(tokens, order), tokens.gather(1, order.position)
+    return [_scores(model, *text) for text in zip(jobs, rows, target, strict=True)]
 
 
 def extended(order: Order, length: int) -> Order:
@@ -96,30 +92,17 @@ def extended(order: Order, length: int) -> Order:
     return Order(torch.cat([order.position, more]), torch.cat([order.block, block]))
 
 
-def _in_place(
-    model: ArmdLM, job: ScoreJob, rows: torch.Tensor, target: torch.Tensor, logp: torch.Tensor
-) -> TokenScores:
-    """The scores of one text, from the order of generation to the order of reading."""
-    n, place = len(job.tokens), job.order.inverse()
-    top: list[tuple[TopLogprob, ...]] = [()] * n
-    if job.top_logprobs:
-        parts = [
-            _top(model, *part, job.top_logprobs)
-            for part in zip(rows[:n].split(ROWS), target[:n].split(ROWS), strict=True)
-        ]
-        logp = torch.cat([own for own, _ in parts])
-        found = [best for _, tops in parts for best in tops]
-        top = [found[k] for k in place.tolist()]
-    return TokenScores(logp[:n][place].tolist(), top)
-
-
-def _top(
-    model: ArmdLM, rows: torch.Tensor, target: torch.Tensor, count: int
-) -> tuple[torch.Tensor, list[tuple[TopLogprob, ...]]]:
-    """log p of the targets, and the most probable tokens, from one softmax: a target that is the
-    most probable one has exactly its number."""
-    logp = model.logits(rows).double().log_softmax(-1)
-    best = logp.topk(min(count, logp.shape[1]), -1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    tops = [tuple(map(TopLogprob, tokens, values)) for tokens, values in pairs]
-    return logp.gather(1, target[:, None])[:, 0].cpu(), tops
+def _scores(model: ArmdLM, job: ScoreJob, rows: torch.Tensor, target: torch.Tensor) -> TokenScores:
+    """The scores of one text, from the order of generation to the order of reading. A token and the
+    most probable ones are read from one softmax, so that one of them has the same number in both.
+    The logits come row by row, as in decoding: packed weights need not be unpacked for them."""
+    n, place = len(job.tokens), job.order.inverse().tolist()
+    own: list[float] = []
+    top: list[tuple[TopLogprob, ...]] = []
+    for part, wanted in zip(rows[:n].split(ROWS), target[:n].split(ROWS), strict=True):
+        logp = model.logits(part).float().log_softmax(-1)
+        own += logp.gather(1, wanted[:, None])[:, 0].tolist()
+        best = logp.topk(min(job.top_logprobs, logp.shape[1]), -1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        top += [tuple(map(TopLogprob, *pair)) for pair in pairs]
+    return TokenScores([own[k] for k in place], [top[k] for k in place])

@@ -1,0 +1,98 @@
+"""Scores are exact whoever waits beside them, share passes, and take turns with generation."""
+
+import threading
+
+import pytest
+import torch
+from serving import writer
+
+import armd
+from armd.generation.plan import from_prompts
+from armd.generation.sampling import Sampling
+from armd.runtime.seeds import seeded
+from armd.serve import engine as engines
+from armd.serve.engine import Engine, GenerationRequest
+from armd.serve.events import Ended
+from armd.serve.score_batches import ScoreJob, score_texts
+
+
+def jobs() -> list[ScoreJob]:
+    """Texts of unlike lengths, in unlike orders."""
+    made = []
+    for n in (1, 7, 20, 64):
+        for order in (armd.order.left_to_right(n), armd.order.random(n, generator=seeded(n))):
+            tokens = torch.randint(257, (n,), generator=seeded(n, "tokens")).tolist()
+            made.append(ScoreJob(tokens, order, top_logprobs=n % 3))
+    return [*made, ScoreJob([3, 4, 5, 6], armd.order.strided(4, 2))]
+
+
+def test_a_text_has_its_own_likelihood_whatever_is_scored_beside_it() -> None:
+    model, wanted = writer(), jobs()
+    for job, found in zip(wanted, score_texts(model, wanted), strict=True):
+        with torch.no_grad():
+            exact = armd.log_likelihood(model, torch.tensor([job.tokens]), job.order)[0]
+        exact = exact[job.order.inverse()]
+        torch.testing.assert_close(torch.tensor(found.logp), exact, rtol=0, atol=1e-5)
+        assert all(len(top) == job.top_logprobs for top in found.top)
+        for own, token, top in zip(found.logp, job.tokens, found.top, strict=True):
+            assert dict(top).get(token, own) == own
+
+
+@pytest.fixture
+def engine():
+    made = Engine(writer(), slots=2).start()
+    yield made
+    made.stop()
+    assert made.join(20)
+
+
+def held(engine: Engine) -> threading.Event:
+    """Keeps the engine busy until it is set."""
+    go, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait(20)
+
+    engine.run_exclusive(work)
+    assert begun.wait(20)
+    return go
+
+
+def test_texts_that_wait_share_a_pass(engine: Engine, monkeypatch) -> None:
+    passes, hidden = [], engine.model.hidden
+    monkeypatch.setattr(
+        engine.model,
+        "hidden",
+        lambda tokens, order: passes.append(len(tokens)) or hidden(tokens, order),
+    )
+    engine.scores.tokens_per_second = 1e9  # all fit into a turn
+    go = held(engine)
+    futures = [engine.score(job) for job in jobs()]
+    futures[2].cancel()  # its client left
+    go.set()
+    for number, future in enumerate(futures):
+        assert future.cancelled() if number == 2 else future.result(20).logp
+    assert passes == [len(futures) - 1]
+
+
+def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
+    """However many texts wait to be scored: with a share this large, one is scored while a text is
+    generated, and the others after it."""
+    monkeypatch.setattr(engines, "PASSES_SHARE", 1e9)
+    engine.scores.tokens_per_second = 0.0  # one text a turn
+    told, over = [], threading.Event()
+
+    def listen(event) -> None:
+        told.append(type(event).__name__)
+        over.set() if isinstance(event, Ended) else None
+
+    (plan,) = from_prompts(None, length=40)
+    go = held(engine)
+    futures = [engine.score(job) for job in jobs()]
+    for future in futures:
+        future.add_done_callback(lambda _: told.append("score"))
+    engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
+    go.set()
+    assert over.wait(20) and all(future.result(20).logp for future in futures)
+    assert told.index("Ended") == 41 and told[:41].count("score") == 1
