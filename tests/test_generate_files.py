@@ -1,6 +1,7 @@
 """The file of --out: nothing in it is lost by mistake, and what was cut off goes on row by row."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -61,6 +62,17 @@ def test_cut_anywhere_and_resumed_equals_whole(
     out = tmp_path / "out.jsonl"
     out.write_bytes(whole[: int(share * len(whole))])
     cli.run(words(folder, out, "--resume"))
+    assert out.read_bytes() == whole
+
+
+def test_a_file_has_one_writer(folder: Path, whole: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(whole)
+    with out.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for how in ("--resume", "--overwrite"):
+            with pytest.raises(ArmdError, match="another process writes"):
+                cli.run(words(folder, out, how))
     assert out.read_bytes() == whole
 
 

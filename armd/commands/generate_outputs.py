@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -33,10 +34,12 @@ class Records:
         self.part = job.out
         if job.out is not None and ranks.world > 1:
             self.part = job.out.with_name(f"{job.out.name}.rank{ranks.rank}")
+        self.stream = None if self.part is None else _open(self.part)
         if self.part is not None and job.resume:
             self.made = resumed(self.part, settings)
+        elif self.stream is not None and self.stream.seekable():
+            self.stream.truncate(0)
         self.done = {record["index"] for record in self.made}
-        self.stream = None if self.part is None else _open(self.part, append=job.resume)
 
     def __enter__(self) -> Records:
         return self
@@ -175,9 +178,15 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return record if all(type(token) is int for token in record["ids"]) else None
 
 
-def _open(file: Path, *, append: bool) -> Any:
+def _open(file: Path) -> Any:
+    """The file, to add to it; what is there stays. One process writes to it at a time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return file.open("a" if append else "w", encoding="utf-8")
+        stream = file.open("a", encoding="utf-8")
+        if stream.seekable():
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return stream
+    except BlockingIOError:
+        raise ArmdError(f"another process writes to {file}; wait for it, or name another") from None
     except OSError as error:
         raise ArmdError(f"cannot write {file}: {error.strerror}; name another file") from None

@@ -1,0 +1,50 @@
+"""Laws: a folder that is replaced is the old one or the new one at every moment, and damage is
+found."""
+
+import threading
+from pathlib import Path
+
+from armd.runtime.atomic_files import damaged_files, put_folder, write_sums, write_text
+
+
+def filled(folder: Path, content: str) -> Path:
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).write_text(content)
+    write_sums(folder)
+    return folder
+
+
+def test_an_export_is_never_absent_while_it_is_replaced(tmp_path: Path) -> None:
+    final, seen, done = filled(tmp_path / "export", "0"), [], threading.Event()
+    begun = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            try:
+                seen.append((final / "one").read_text())
+            except FileNotFoundError:
+                seen.append("absent")
+            begun.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun.wait()
+    for number in range(1, 40):
+        put_folder(filled(tmp_path / ".export.tmp", str(number)), final)
+    done.set()
+    watcher.join()
+    assert "absent" not in seen and len(set(seen)) > 1
+    assert damaged_files(final) == [] and [p.name for p in tmp_path.iterdir()] == ["export"]
+
+
+def test_every_flipped_cut_or_missing_file_is_named(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "export", "weights")
+    assert damaged_files(folder) == []
+    (folder / "one").write_text("weightt")
+    assert damaged_files(folder) == ["one has another checksum"]
+    (folder / "two").unlink()
+    assert damaged_files(folder) == ["one has another checksum", "two is missing"]
+    for content in ("", "[]", "{", "[" * 100_000, '{"a\\u0000b": "x"}', '{"../x": "y"}'):
+        write_text(folder / "sha256.json", content)
+        assert damaged_files(folder), content
