@@ -14,6 +14,8 @@ from .recipe import Adaptation, Curriculum, Machine, Network, Optimizer, Recipe,
 if TYPE_CHECKING:
     from ..model.configuration_armd import ArmdConfig
 
+MOST = 2**20
+
 
 @dataclass(frozen=True)
 class Adapting:
@@ -123,8 +125,8 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     if not job.full and importlib.util.find_spec("peft") is None:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
     for name in ("rank", "alpha", "length"):
-        if getattr(job, name) < 1:
-            raise ArmdError(f"--{name} {getattr(job, name)} must be at least 1")
+        if not 1 <= getattr(job, name) <= MOST:
+            raise ArmdError(f"--{name} {getattr(job, name)} must be between 1 and {MOST}")
     if job.steps < 0 or not 0 <= job.distill <= 1:
         raise ArmdError("--steps must be at least 0 and --distill a share between 0 and 1")
     base = model_folder(job.model)
