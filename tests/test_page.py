@@ -1,6 +1,7 @@
 """Laws of the page, in a real browser on a real server: what is asked for lands, the replay tells
 the same story, and what a model writes is text, whatever it writes."""
 
+import json
 import os
 import re
 import shutil
@@ -39,6 +40,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer().save(folder / "aside")
     for file in (folder / "aside").iterdir():
         file.rename(folder / "model" / file.name)
+    config = folder / "model" / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
     return folder / "model"
 
 
@@ -233,18 +237,100 @@ def test_stopping_keeps_what_has_landed_and_frees_the_place(page: Any, address: 
     assert classes(page, "drawn") == LENGTH
 
 
-def test_a_mistake_is_one_line_and_leaves_the_canvas(page: Any):
+def test_what_cannot_work_is_off_and_says_why(page: Any):
     page.fill("#prompt", "peace")
     generate(page)
     before = page.inner_text("#canvas")
     page.locator("#length").fill(str(LENGTH))
-    page.click("#generate")
-    page.locator("#error:not(:empty)").wait_for()
-    assert str(LENGTH) in page.inner_text("#error")
-    assert page.inner_text("#canvas") == before
+    page.locator("#why", has_text=f"this model takes {LENGTH}").wait_for()
+    assert page.is_disabled("#generate") and page.is_disabled("#race-start")
+    page.keyboard.press("Control+Enter")
+    page.locator("#error", has_text=f"this model takes {LENGTH}").wait_for()
     page.locator("#length").fill("0")
-    page.click("#generate")
-    page.locator("#error", has_text="nothing to write").wait_for()
+    page.locator("#why", has_text="nothing to write").wait_for()
+    page.locator("#length").fill("9")
+    page.locator("#why:empty").wait_for(state="attached")
+    page.click("#tab-race")
+    page.locator("#race-why", has_text="at least 10 tokens").wait_for()
+    assert page.is_disabled("#race-start") and page.is_enabled("#generate")
+    page.click("#tab-watch")
+    assert page.inner_text("#canvas") == before
+
+
+def test_text_and_settings_survive_a_reload_and_travel_in_the_address(page: Any, browser: Any):
+    page.fill("#prompt", "war & ____ peace?")
+    page.fill("#blanks input", "7")
+    page.locator("#blanks input").press("Tab")
+    for field, value in (("streams", "3"), ("temperature", "1.2"), ("length", "5"), ("seed", "77")):
+        page.locator(f"#{field}").fill(value)
+    page.select_option("#order-of", "random")
+
+    def form(tab: Any) -> list[str]:
+        ids = ("prompt", "streams", "length", "temperature", "top-p", "order-of", "seed")
+        return [tab.input_value(f"#{one}") for one in ids] + [tab.input_value("#blanks input")]
+
+    before = form(page)
+    assert before == ["war & ____ peace?", "3", "5", "1.2", "0.9", "random", "77", "7"]
+    page.reload()
+    page.locator("#blanks input").wait_for()
+    assert form(page) == before
+    context = browser.new_context()
+    other = context.new_page()
+    other.goto(page.url)
+    other.locator("#blanks input").wait_for()
+    assert form(other) == before
+    context.close()
+
+
+def test_the_first_visit_is_told_what_a_stream_is(page: Any):
+    assert "A stream is" in page.inner_text("#canvas")
+
+
+def test_equal_sides_of_a_race_tie_or_are_near_it(page: Any):
+    """The verdict is by the clocks of the fastest runs, and a difference below 5 % is a tie."""
+    page.locator("#length").fill("12")
+    page.click("#tab-race")
+    verdict = page.evaluate("""async () => {
+      const { verdict } = await import("/page/race.js");
+      const lane = (streams, seconds) => ({
+        streams: { value: streams },
+        perSecond: 10 / seconds,
+        recording: { end: { seconds, calls: 10 } },
+      });
+      return [verdict([lane(1, 1), lane(4, 0.97)]), verdict([lane(1, 1), lane(4, 0.5)])];
+    }""")
+    assert verdict[0].startswith("A tie") and "S = 4 was 2.0 times as fast" in verdict[1]
+
+
+def test_a_chat_goes_on_in_turns_and_is_text(page: Any):
+    page.locator("#length").fill("2")  # this model writes long tokens
+    page.click("#tab-chat")
+    assert page.is_disabled("#chat-send")
+    for turn in (1, 2):
+        page.fill("#chat-box", "<img src=x onerror=hacked=1>")
+        page.keyboard.press("Enter")
+        page.locator("#chat-log .assistant").nth(turn - 1).wait_for()
+        page.locator("#chat-send").wait_for()
+    assert page.locator("#chat-log li").count() == 4
+    assert page.locator("#chat-log img").count() == 0
+    assert page.evaluate("window.hacked === undefined")
+    assert page.inner_text("#error") == ""
+
+
+def test_a_touch_device_gets_no_keyboard_hint_and_generate_stays_in_reach(
+    browser: Any, address: str
+):
+    device = {"viewport": {"width": 390, "height": 700}, "has_touch": True, "is_mobile": True}
+    context = browser.new_context(**device)
+    page = context.new_page()
+    page.goto(address)
+    page.locator("#drawing svg").first.wait_for()
+    assert not page.locator("#generate kbd").is_visible()
+    for top in (0, 900, 5000):
+        page.evaluate("top => window.scrollTo(0, top)", top)
+        box = page.locator("#generate").bounding_box()
+        assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 700
+    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

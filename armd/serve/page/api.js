@@ -23,6 +23,7 @@ export async function* events(path, body, { signal } = {}) {
       for (const block of whole) {
         signal?.throwIfAborted(); // what came before the reader stopped, but was not shown
         const event = parse(block);
+        if (event === DONE) return;
         if (event) yield event;
         if (event?.type === "end") return;
       }
@@ -32,11 +33,13 @@ export async function* events(path, body, { signal } = {}) {
   }
 }
 
-/** One server-sent event as an object; null for comments and for the closing [DONE]. */
+const DONE = Symbol("the closing [DONE]");
+
+/** One server-sent event as an object; null for comments. */
 function parse(block) {
   const lines = block.split("\n").filter((line) => line.startsWith("data:"));
   const data = lines.map((line) => line.slice(5).trimStart()).join("\n");
-  if (!data || data === "[DONE]") return null;
+  if (!data || data === "[DONE]") return data ? DONE : null;
   const event = JSON.parse(data);
   if (event.type === "error") throw new ServerError(event.error.message);
   return event;

@@ -2,16 +2,22 @@
 
 import { ask, events } from "./api.js";
 import { Card } from "./card.js";
+import { Chat } from "./chat.js";
 import { calm, count, find } from "./dom.js";
 import { OrderView } from "./order-view.js";
 import { Player } from "./player.js";
 import { Prompt } from "./prompt.js";
 import { Race } from "./race.js";
 import { Recording } from "./recording.js";
+import { restore, save } from "./saved.js";
 import { Settings } from "./settings.js";
 import { Canvas } from "./tokens.js";
 
+const LEAST_RACE = 10; // tokens, below which a race measures little but the clock
 const RIVALS = 5; // how many alternatives the card of a token shows
+const STARTS = ["generate", "race-start", "chat-send"];
+const STOPS = ["stop", "race-stop", "chat-stop"];
+const VIEWS = ["watch", "race", "chat"];
 const EXAMPLES = {
   continue: { text: "The people of the United States", lengths: [], after: 48 },
   blanks: {
@@ -43,18 +49,30 @@ const player = new Player(
   },
 );
 const race = new Race({ card, request, begin, finish });
+new Chat({
+  begin,
+  finish,
+  options: () => {
+    const tokens = settings.length || 64;
+    return { ...settings.sampling, max_tokens: tokens, streams: settings.streamsFor(tokens) };
+  },
+});
 
 let info = { max_length: 128 };
 let recording = null; // what the canvas shows
 let running = null; // the AbortController of the request under way
 let begun = 0; // requests so far
+let met = false; // the server has said what it can do
+let refused = { generate: "", race: "" }; // why they cannot work now
 let typing = 0; // the timer that waits for a pause in typing
 
 /** What the form asks for, as events. With `streams`, those and nothing else: a side of a race. */
 async function request({ streams, signal }) {
   const { tokens, known } = await prompt.canvas(settings.length, { signal });
   const blanks = known.filter((given) => !given).length;
-  if (!blanks) throw new Error("There is nothing to write: mark a blank, or raise Length.");
+  const reasons = whyNot(known.length, blanks);
+  const reason = streams ? reasons.race : reasons.generate;
+  if (reason) throw new Error(reason);
   const racing = streams && { order: "strided", streams: Math.min(streams, blanks) };
   const order = racing || settings.orderOf(blanks);
   // a prompt may end early, at an end of text; blanks are all filled, and so is either side of a
@@ -65,14 +83,34 @@ async function request({ streams, signal }) {
   return events("v1/infill", body, { signal });
 }
 
+/** Why this form cannot be generated from, or raced with; "" where it can. */
+function whyNot(tokens, blanks) {
+  let generate = "";
+  if (!blanks) generate = "There is nothing to write: mark a blank, or raise Length.";
+  if (tokens > info.max_length) {
+    generate = `${tokens} tokens are too many: this model takes ${info.max_length}. Lower Length.`;
+  }
+  const short = `A race needs at least ${LEAST_RACE} tokens to write; raise Length.`;
+  return { generate, race: generate || (blanks < LEAST_RACE ? short : "") };
+}
+
+/** Buttons that cannot work are off, and say why. */
+function allow(reasons) {
+  refused = reasons;
+  find("generate").disabled = Boolean(reasons.generate);
+  find("race-start").disabled = Boolean(reasons.race);
+  find("why").textContent = reasons.generate;
+  find("race-why").textContent = reasons.generate ? "" : reasons.race;
+}
+
 /** One request at a time: stops the one under way, says how to stop this one. */
 function begin() {
   running?.abort();
   running = new AbortController();
   begun += 1;
   complain("");
-  for (const id of ["stop", "race-stop"]) find(id).hidden = false;
-  for (const id of ["generate", "race-start"]) find(id).hidden = true;
+  for (const id of STOPS) find(id).hidden = false;
+  for (const id of STARTS) find(id).hidden = true;
   return running;
 }
 
@@ -81,8 +119,8 @@ function finish(controller, error) {
   if (error && error.name !== "AbortError") complain(error.message);
   if (running !== controller) return; // another one has begun
   running = null;
-  for (const id of ["stop", "race-stop"]) find(id).hidden = true;
-  for (const id of ["generate", "race-start"]) find(id).hidden = false;
+  for (const id of STOPS) find(id).hidden = true;
+  for (const id of STARTS) find(id).hidden = false;
 }
 
 function complain(message) {
@@ -150,6 +188,7 @@ function comeIntoView() {
 /** Counts tokens and draws the order to come, once the reader pauses. */
 function formChanged() {
   settings.hasBlanks(prompt.lengths.length > 0);
+  if (met) save({ text: prompt.text, lengths: prompt.lengths, after: settings.length });
   clearTimeout(typing);
   typing = setTimeout(measure, 150, begun);
 }
@@ -161,6 +200,7 @@ async function measure(before) {
     const given = known.filter(Boolean).length;
     const blanks = known.length - given;
     const over = known.length > info.max_length;
+    allow(whyNot(known.length, blanks));
     const sum = `${given} given + ${blanks} to write`;
     const calls = count(settings.callsFor(blanks), "model call");
     const after = over ? `: ${known.length} of at most ${info.max_length}` : ` in ${calls}`;
@@ -172,9 +212,9 @@ async function measure(before) {
   }
 }
 
-/** Shows the canvas ("watch") or the race. */
+/** Shows the canvas ("watch"), the race or the chat. */
 function select(name) {
-  for (const one of ["watch", "race"]) {
+  for (const one of VIEWS) {
     find(one).hidden = one !== name;
     find(`tab-${one}`).setAttribute("aria-selected", one === name);
     find(`tab-${one}`).tabIndex = one === name ? 0 : -1;
@@ -183,11 +223,13 @@ function select(name) {
 }
 
 function tabs() {
-  for (const one of ["watch", "race"]) {
+  for (const one of VIEWS) {
     find(`tab-${one}`).addEventListener("click", () => select(one));
     find(`tab-${one}`).addEventListener("keydown", (event) => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-      const other = one === "watch" ? "race" : "watch";
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!by) return;
+      const shown = VIEWS.filter((view) => !find(`tab-${view}`).hidden);
+      const other = shown[(shown.indexOf(one) + by + shown.length) % shown.length];
       select(other);
       find(`tab-${other}`).focus();
     });
@@ -197,9 +239,9 @@ function tabs() {
 function buttons() {
   find("compose").addEventListener("submit", (event) => {
     event.preventDefault();
-    generate();
+    start("generate", generate);
   });
-  for (const id of ["stop", "race-stop"]) find(id).addEventListener("click", () => running?.abort());
+  for (const id of STOPS) find(id).addEventListener("click", () => running?.abort());
   find("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(recording.end.text).catch(() => {});
     find("said").textContent = "Copied.";
@@ -211,9 +253,15 @@ function buttons() {
     if (event.key === "Escape") running?.abort();
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    if (find("race").hidden) generate();
-    else race.start();
+    if (!find("race").hidden) start("race", () => race.start());
+    else start("generate", generate);
   });
+}
+
+/** By a key as by a button: not where the button is off. */
+function start(name, run) {
+  if (refused[name]) complain(refused[name]);
+  else run();
 }
 
 function example(name) {
@@ -231,11 +279,21 @@ async function meet() {
     const layers = `${info.n_layers} layers, ${info.n_two_stream} of them two-stream`;
     const facts = [`${millions} M weights`, layers, `up to ${info.max_length} tokens`];
     find("model").replaceChildren(bold(info.model), facts.join(" · "));
+    find("tab-chat").hidden = !info.chat;
   } catch (error) {
     find("model").textContent = "";
     complain(error.message);
   }
-  example("blanks");
+  const said = restore();
+  if (said) {
+    settings.refresh();
+    prompt.set(said.text, said.lengths);
+    settings.length = said.after;
+  } else {
+    example("blanks");
+  }
+  met = true;
+  formChanged();
 }
 
 function bold(text) {
@@ -247,7 +305,9 @@ function bold(text) {
 tabs();
 buttons();
 canvas.empty(
-  "Nothing written yet. Mark a blank or two, press Generate, and watch: each token takes the " +
+  "A stream is one of several places of the text where the model writes at the same time: with 4 " +
+    "streams each call of the model draws 4 tokens. Mark a blank or two, press Generate, and " +
+    "watch: each token takes the " +
     "colour of the step that draws it. Point at one, or go there with the arrow keys, to see " +
     "what else might have stood there.",
 );

@@ -10,6 +10,8 @@ import { Canvas } from "./tokens.js";
 
 const LEAST = 6; // seconds that the replay of the slower side takes at least
 const CHOICES = [1, 2, 4, 8, 16];
+const ROUNDS = 3; // runs of each side, of which the fastest counts
+const TIE = 1.05; // times as fast, below which neither has won
 
 /** One side: how many streams, its clock, its bar, its text. */
 export class Lane {
@@ -43,13 +45,18 @@ export class Lane {
     this.host.classList.remove("won");
   }
 
-  /** Reads the events of this side's run and shows them as they come. */
+  /** Reads the events of this side's run and shows them as they come; keeps its fastest. */
   async run(stream) {
+    const before = this.recording;
     this.recording = new Recording();
     for await (const event of stream) {
       this.recording.add(event);
       if (event.type === "start") this.canvas.open(this.recording);
       if (event.type !== "start") this.show(this.recording.steps.length);
+    }
+    if (before && before.end.seconds < this.recording.end.seconds) {
+      this.recording = before;
+      this.canvas.open(before);
     }
   }
 
@@ -91,9 +98,7 @@ export function replay(lanes, onEnd) {
     if (seconds < last) frame = requestAnimationFrame(tick);
     else onEnd();
     const first = lanes.find((lane) => seconds >= lane.recording.end.seconds);
-    if (first && lanes[0].recording.end.seconds !== lanes[1].recording.end.seconds) {
-      fastest(lanes).host.classList.add("won");
-    }
+    if (first && times(lanes) >= TIE) fastest(lanes).host.classList.add("won");
   };
   frame = requestAnimationFrame(tick);
   return { slowed, stop: () => cancelAnimationFrame(frame) };
@@ -102,14 +107,24 @@ export function replay(lanes, onEnd) {
 const fastest = (lanes) =>
   lanes.reduce((a, b) => (a.recording.end.seconds <= b.recording.end.seconds ? a : b));
 
+/** How many times as fast the faster side was. */
+function times(lanes) {
+  const [a, b] = lanes.map((lane) => lane.recording.end.seconds);
+  return Math.max(a, b) / Math.min(a, b);
+}
+
 /** The result in one line. */
 export function verdict(lanes) {
   const fast = fastest(lanes);
   const slow = lanes[0] === fast ? lanes[1] : lanes[0];
-  const times = slow.recording.end.seconds / fast.recording.end.seconds;
   const said = ({ recording }) => count(recording.end.calls, "model call");
+  if (times(lanes) < TIE) {
+    const speeds = lanes.map((lane) => lane.perSecond.toFixed(0)).join(" and ");
+    const percent = ((TIE - 1) * 100).toFixed(0);
+    return `A tie: ${speeds} tokens/s, less than ${percent} % apart (best of ${ROUNDS}).`;
+  }
   return (
-    `S = ${fast.streams.value} was ${times.toFixed(1)} times as fast as S = ${slow.streams.value}: ` +
+    `Best of ${ROUNDS}: S = ${fast.streams.value} was ${times(lanes).toFixed(1)} times as fast as S = ${slow.streams.value}: ` +
     `${said(fast)} instead of ${slow.recording.end.calls}, ` +
     `${fast.perSecond.toFixed(0)} tokens/s instead of ${slow.perSecond.toFixed(0)}.`
   );
@@ -136,10 +151,12 @@ export class Race {
     for (const lane of this.lanes) lane.reset();
     let error = null;
     try {
-      for (const lane of this.lanes) {
-        const streams = Number(lane.streams.value);
-        this.#say(`S = ${streams} runs, alone on the machine…`);
-        await lane.run(await this.request({ streams, signal: controller.signal }));
+      for (let round = 1; round <= ROUNDS; round += 1) {
+        for (const lane of this.lanes) {
+          const streams = Number(lane.streams.value);
+          this.#say(`S = ${streams} runs alone, round ${round} of ${ROUNDS}…`);
+          await lane.run(await this.request({ streams, signal: controller.signal }));
+        }
       }
     } catch (failure) {
       error = failure;

@@ -36,6 +36,11 @@ export class Settings {
     this.#restore();
   }
 
+  /** The sliders were set by other means than the reader's hand. */
+  refresh() {
+    this.#speak();
+  }
+
   /** Sets the length, as an example does. */
   set length(tokens) {
     this.after[this.mode] = Math.min(tokens, this.limits.length);

@@ -1,0 +1,65 @@
+/** The chat: messages in turn, for models that were taught to answer them. */
+
+import { events } from "./api.js";
+import { find, make } from "./dom.js";
+
+export class Chat {
+  /** `begin` and `finish` hold the machine, as for the other views; `options()` are the form's. */
+  constructor({ begin, finish, options }) {
+    Object.assign(this, { begin, finish, options });
+    this.messages = [];
+    find("chat-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    find("chat-clear").addEventListener("click", () => this.clear());
+    find("chat-box").addEventListener("input", () => this.#ready());
+    find("chat-box").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      event.stopPropagation(); // with Ctrl, too: once is enough
+      this.send();
+    });
+    this.#ready();
+  }
+
+  clear() {
+    this.messages = [];
+    find("chat-log").replaceChildren();
+  }
+
+  /** Sends what was typed, and shows the answer as it comes. */
+  async send() {
+    const content = find("chat-box").value.trim();
+    if (!content) return;
+    const controller = this.begin();
+    this.messages.push({ role: "user", content });
+    this.#show("user", content);
+    find("chat-box").value = "";
+    this.#ready();
+    const shown = this.#show("assistant", "");
+    const body = { messages: this.messages, ...this.options(), stream: true };
+    let error = null;
+    try {
+      for await (const chunk of events("v1/chat/completions", body, controller)) {
+        shown.append(chunk.choices[0]?.delta.content ?? "");
+        find("chat-log").scrollTop = find("chat-log").scrollHeight;
+      }
+    } catch (failure) {
+      error = failure;
+    }
+    this.messages.push({ role: "assistant", content: shown.textContent });
+    this.finish(controller, error);
+    find("said").textContent = shown.textContent;
+  }
+
+  #show(role, content) {
+    const text = make("p", "", content);
+    find("chat-log").append(make("li", role, make("b", "", role), text));
+    return text;
+  }
+
+  #ready() {
+    find("chat-send").disabled = !find("chat-box").value.trim();
+  }
+}
