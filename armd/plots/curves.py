@@ -132,5 +132,7 @@ def _panel(axis: Any, title: str, runs: dict[str, tuple[str, Points]], names: li
     axis.set_ylabel("nats per token" if loss else "PPL", fontsize=8)
     if not loss:
         axis.set_yscale("log")
-    axis.tick_params(labelsize=7)
+        for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            formatter("{x:g}")
+    axis.tick_params(labelsize=7, which="both")
     axis.grid(alpha=0.3)

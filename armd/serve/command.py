@@ -35,9 +35,9 @@ class Serving:
     weights: Literal["fp32", "int8", "plain"] = "fp32"
     """As for `armd generate`."""
     timeout: float = 120.0
-    """Seconds after which a text ends with what it has."""
+    """A request that exceeds this many seconds returns its partial text."""
     grace: float = 10.0
-    """Seconds that texts under way have when the server is told to stop."""
+    """Seconds that running requests have when the server is told to stop."""
     max_body: int = 1 << 20
     """Bytes that a request may have."""
     name: str | None = None
