@@ -99,6 +99,8 @@ def test_how_many_extra_rows_an_order_needs() -> None:
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         assert count(armd.order.shuffled(400, 20, generator=generator)) <= 2 * 20
+        moved = armd.order.shuffled(400, 20, how="move", generator=generator)
+        assert count(moved) <= 3 * 20
         order = order_of("rows", 12, generator, batch=3).rows(3)
         extra = extra_rows(order)
         assert (extra.count if extra else 0) == int(needs_extra_row(order).sum(1).max())
