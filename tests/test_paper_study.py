@@ -101,7 +101,6 @@ def test_the_plan_has_hours_and_cost_and_starts_nothing(tmp_path: Path, capsys):
 
 WALKED = {
     ("Table 1, small", "ARMD (180K)"),
-    ("Table 1, small", "SEDD (400K, bound)"),
     ("Table 2", "ARMD (rho=32, SBP 10K)"),
     ("Table 2, caption", "seconds a sample, S=1"),
     ("Table 3", "ARMD (300K), lm1b"),
@@ -137,7 +136,8 @@ def test_the_study_is_walked_through_with_tiny_models(
     from armd.train.loop import train
 
     def chosen(*args: Any, **options: Any) -> list[Cell]:
-        return [cell for cell in cells(*args, **options) if (cell.table, cell.row) in WALKED]
+        some = [cell for cell in cells(*args, **options) if (cell.table, cell.row) in WALKED]
+        return [cell for cell in some if cell.column not in ("T=1024", "T=512 (S=2)")]
 
     def train_here(study: Study, runs: list, **_: Any) -> dict[str, str]:
         for one in runs:
