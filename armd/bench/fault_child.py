@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -19,6 +20,8 @@ from typing import Any
 
 PRELOADED = ["armd.cli", "armd.train.loop", "armd.train.command", "armd.commands.generate"]
 PRELOADED += ["armd.data.prepare", "armd.generation.api", "armd.native.packed", "armd.eval.ppl"]
+MEMORY = 6 << 30
+"""Bytes that a command may take."""
 WITHIN = 300.0
 """Seconds after which a command counts as hanging."""
 
@@ -89,6 +92,7 @@ def child(words: Sequence[str], log: str, here: str) -> None:
     from armd import cli
 
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # others work on this machine too
     sys.argv = ["armd", *words]
     cli.main()
 

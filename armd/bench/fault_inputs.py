@@ -130,6 +130,8 @@ def change_value(table: Any, draw: random.Random) -> str:
 NEVER = ("nan", "inf", "-inf", "1e99", "9" * 30, "x", "")
 """No number that any option takes."""
 NUMBERS = (*NEVER, "-1", "0", "1e9", "-0.5", "1e-99", "1000000000")
+ENDLESS = ("--steps", "--sbp-steps", "--draws")
+"""Where the last of these is no mistake, but work without end."""
 TEXTS = ("--prompt", "--template", "--documents", "--field", "--out", "--json", "--data", "--seed")
 """Options that may take such words."""
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -180,7 +182,7 @@ def bad_commands(bench: Bench) -> Callable[[int, Tally], Tally]:
             file, out = (bench.place / f"bad-{name}-{tally.tried}" for name in ("file", "out"))
             file.write_text("mine")
             places = ("/etc/hostname/x", "/proc/x", "\udcff", file, file / "x", ".")
-            value = draw.choice((*NUMBERS, *places))
+            value = draw.choice((*NUMBERS[: -1 if option in ENDLESS else None], *places))
             ended = bench.run.run(*good_words(bench, verb, out), option, value)
             wrong = ended.wrong
             if not wrong and ended.code == 0 and value in NEVER and option not in TEXTS:

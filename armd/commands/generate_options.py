@@ -92,7 +92,7 @@ def sampling_of(job: Writing) -> Sampling:
     )
 
 
-MOST = {"count": 10**9, "batch": 2**16, "length": 2**24, "steps": 10**6, "threads": 1024}
+MOST = {"count": 10**6, "batch": 2**16, "length": 2**24, "steps": 10**6, "threads": 1024}
 
 
 def check_out(job: Writing) -> None:
