@@ -7,7 +7,7 @@ import torch
 from serving import EOS, running
 
 import armd
-from armd.bench.http_client import ask, listen
+from armd.bench.load import ask, listen
 from armd.runtime.seeds import seeded
 
 
@@ -19,7 +19,7 @@ def server():
 
 def post(server, path: str, body: dict, status: int = 200):
     answer = asyncio.run(ask(("127.0.0.1", server.port), path, body))
-    assert answer.status == status, answer.body
+    assert answer.status_code == status, answer.text
     return answer.json()
 
 
@@ -141,7 +141,7 @@ def test_tokens_and_reports(server) -> None:
     assert info["model"] == "tiny" and info["max_length"] == 64 and info["any_order"]
     assert info["eos"] == EOS and info["limits"]["slots"] == 8 and info["parameters"] == 7
     assert asyncio.run(ask(address, "/health")).json() == {"status": "ok"}
-    text = asyncio.run(ask(address, "/metrics")).body.decode()
+    text = asyncio.run(ask(address, "/metrics")).text
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
         assert line.startswith("#") or (name and float(value) >= 0)

@@ -1,94 +1,10 @@
-"""A small client of the server, for measuring it: nothing but the standard library, so that it
-costs the machine little and starts at once."""
+"""A client that measures the server: nothing but the standard library, so that it costs the machine
+little and starts at once."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Line:
-    """One request on a connection of its own."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.address = address
-        self.status, self.headers = 0, {}
-        self.reader: asyncio.StreamReader
-        self.writer: asyncio.StreamWriter
-
-    async def send(self, path: str, body: Any = None) -> "Line":
-        self.reader, self.writer = await asyncio.open_connection(*self.address)
-        content = b"" if body is None else json.dumps(body).encode()
-        head = (
-            f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\n"
-            f"Host: {self.address[0]}:{self.address[1]}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        )
-        self.writer.write(head.encode() + content)
-        await self.writer.drain()
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        self.status = int(lines[0].split()[1])
-        pairs = (line.partition(": ") for line in lines[1:] if line)
-        self.headers = {name.lower(): value for name, _, value in pairs}
-        return self
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
-        if self.headers.get("transfer-encoding") != "chunked":
-            yield await self.reader.readexactly(int(self.headers.get("content-length", 0)))
-            return
-        while size := int(await self.reader.readline(), 16):
-            yield await self.reader.readexactly(size)
-            await self.reader.readline()
-
-    async def close(self) -> None:
-        self.writer.close()
-        with suppress(OSError):
-            await self.writer.wait_closed()
-
-
-async def ask(address: tuple[str, int], path: str, body: Any = None) -> Answer:
-    """The whole answer."""
-    line = await Line(address).send(path, body)
-    try:
-        content = b"".join([part async for part in line.parts()])
-    finally:
-        await line.close()
-    return Answer(line.status, line.headers, content)
-
-
-async def listen(
-    address: tuple[str, int], path: str, body: Any
-) -> AsyncIterator[tuple[float, Any]]:
-    """The events of a streamed answer, each with the seconds since the request was sent."""
-    start = time.perf_counter()
-    line = await Line(address).send(path, body)
-    try:
-        if line.status != 200:
-            raise ConnectionError(f"status {line.status}")
-        left = b""
-        async for part in line.parts():
-            *events, left = (left + part).split(b"\n\n")
-            for event in events:
-                content = event.removeprefix(b"data: ")
-                known = content == b"[DONE]"
-                yield time.perf_counter() - start, None if known else json.loads(content)
-    finally:
-        await line.close()
-
 
 END = b"\r\n0\r\n\r\n"
 """Of a chunked answer."""

@@ -10,13 +10,40 @@ import json as json_format
 import random
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import tyro
 
-from .http_client import Line, ask, listen
+Address = tuple[str, int]
+
+
+def client_of(address: Address) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=f"http://{address[0]}:{address[1]}", timeout=None, trust_env=False, verify=False
+    )
+
+
+async def ask(address: Address, path: str, body: Any = None) -> httpx.Response:
+    """The whole answer: of a GET, or of a POST with a body."""
+    async with client_of(address) as client:
+        return await (client.get(path) if body is None else client.post(path, json=body))
+
+
+async def listen(address: Address, path: str, body: Any) -> AsyncIterator[tuple[float, Any]]:
+    """The events of a streamed answer, each with the seconds since the request was sent; None for
+    the closing [DONE]."""
+    start = time.perf_counter()
+    async with client_of(address) as client, client.stream("POST", path, json=body) as answer:
+        if answer.status_code != 200:
+            raise ConnectionError(f"status {answer.status_code}")
+        async for line in answer.aiter_lines():
+            if content := line.removeprefix("data: "):
+                event = None if content == "[DONE]" else json_format.loads(content)
+                yield time.perf_counter() - start, event
 
 
 @dataclass(frozen=True)
@@ -63,14 +90,12 @@ def request_of(index: int, job: Load) -> tuple[str, dict[str, Any]]:
     }
 
 
-async def written(
-    address: tuple[str, int], path: str, body: dict[str, Any]
-) -> tuple[str, list[Any]]:
+async def written(address: Address, path: str, body: dict[str, Any]) -> tuple[str, list[Any]]:
     """The text of an answer, and its log-probabilities; or why there is none."""
     if not body["stream"]:
         answer = await ask(address, path, body)
-        if answer.status != 200:
-            return f"status {answer.status}", []
+        if answer.status_code != 200:
+            return f"status {answer.status_code}", []
         found = answer.json()
         events = [found["start"], *found["steps"], found["end"]] if "start" in found else [found]
     else:
@@ -86,20 +111,16 @@ async def written(
     return "".join(choice["text"] for choice in choices), logp
 
 
-async def leave(address: tuple[str, int], path: str, body: dict[str, Any], wait: float) -> None:
+async def leave(address: Address, path: str, body: dict[str, Any], wait: float) -> None:
     """Begin, and go away in the middle, even before the first word."""
-    line = Line(address)
-    task = asyncio.create_task(line.send(path, body))
+    task = asyncio.create_task(ask(address, path, body))
     await asyncio.wait((task,), timeout=wait)
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    if hasattr(line, "writer"):
-        await line.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def client(
-    number: int, job: Load, address: tuple[str, int], alone: list[Any], outcome: Outcome
+    number: int, job: Load, address: Address, alone: list[Any], outcome: Outcome
 ) -> None:
     chance, until = random.Random(f"{job.seed} {number}"), time.monotonic() + job.seconds
     leaves = number < job.clients * job.leaving
@@ -112,7 +133,7 @@ async def client(
             continue
         try:
             found = await written(address, path, body)
-        except ConnectionError as error:
+        except (ConnectionError, httpx.HTTPError) as error:
             found = (str(error), [])
         if found[0] == "status 429":
             outcome.refused += 1
@@ -124,14 +145,14 @@ async def client(
             outcome.tokens += len(found[1])
 
 
-async def reading(address: tuple[str, int]) -> dict[str, float]:
+async def reading(address: Address) -> dict[str, float]:
     """The plain numbers of /metrics."""
-    lines = (await ask(address, "/metrics")).body.decode().splitlines()
+    lines = (await ask(address, "/metrics")).text.splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
 
 
-async def at_rest(address: tuple[str, int], seconds: float = 20.0) -> dict[str, float]:
+async def at_rest(address: Address, seconds: float = 20.0) -> dict[str, float]:
     """The metrics once nothing is under way."""
     until = time.monotonic() + seconds
     while True:
@@ -160,7 +181,7 @@ def main() -> None:
     job = tyro.cli(Load, prog="python -m armd.bench.load")
     try:
         outcome = asyncio.run(put_load(job))
-    except ConnectionRefusedError:
+    except httpx.ConnectError:
         sys.exit("nobody listens at that address; start armd serve there first")
     grown = (outcome.memory_after - outcome.memory_before) / 2**20
     print(
