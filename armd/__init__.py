@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .model.likelihood import loss as loss
     from .model.modeling_armd import ArmdLM as ArmdLM
     from .model.order import Order as Order
+    from .text_model import load as load
 
 _WHERE = {
     "ArmdConfig": "model.configuration_armd",
@@ -29,6 +30,7 @@ _WHERE = {
     "any_order": "model.likelihood",
     "generate": "generation.api",
     "infill": "generation.api",
+    "load": "text_model",
     "log_likelihood": "model.likelihood",
     "loss": "model.likelihood",
     "stream": "generation.api",

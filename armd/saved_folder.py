@@ -35,7 +35,7 @@ def finish_folder(
     add_code(config, folder)
     config.save_pretrained(str(folder))
     ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
-    settings = {"_from_model_config": False, "do_sample": False, **ends}
+    settings = {"do_sample": False, **ends}
     (folder / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     text = card(config, weights=weights, about=about or {}, losses=losses or {})
     (folder / CARD).write_text(text, "utf-8")

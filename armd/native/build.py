@@ -6,6 +6,7 @@ may write to them, no link is followed, and its name carries the checksum of its
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import platform
 import shlex
@@ -20,6 +21,21 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-
 COMPILE_SECONDS = 900
 
 
+def flags() -> tuple[str, ...]:
+    """For this system's compiler. Apple's clang has no OpenMP of its own, and two in one process
+    do not bear each other: it takes the one that torch brings, or else there is one thread."""
+    if platform.system() != "Darwin":
+        return FLAGS
+    tuned = "-mcpu=native" if platform.machine() == "arm64" else "-march=native"
+    spec = importlib.util.find_spec("torch")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    found = next((p for f in folders if (p := Path(f) / "lib" / "libomp.dylib").is_file()), None)
+    openmp: tuple[str, ...] = ()
+    if found is not None:
+        openmp = ("-Xpreprocessor", "-fopenmp", str(found), f"-Wl,-rpath,{found.parent}")
+    return ("-O3", tuned, "-ffp-contract=fast", *openmp, "-shared", "-fPIC")
+
+
 class CannotCompile(Exception):
     """Why there is no library."""
 
@@ -27,8 +43,8 @@ class CannotCompile(Exception):
 def library_file(sources: Sequence[Path], *, anew: bool = False) -> Path:
     """The library made of these files; with `anew`, not one that was compiled before. Raises
     CannotCompile, with the reason."""
-    if platform.system() != "Linux":
-        raise CannotCompile(f"they are for Linux, this is {platform.system()}")
+    if platform.system() not in ("Linux", "Darwin"):
+        raise CannotCompile(f"they are for Linux and macOS, this is {platform.system()}")
     if missing := [source.name for source in sources if not source.is_file()]:
         raise CannotCompile(f"the package lacks {', '.join(missing)}")
     compiler = _compiler()
@@ -115,7 +131,7 @@ def _key(sources: Sequence[Path], compiler: Sequence[str]) -> str:
     except OSError:
         machine = []
     features = [line for line in machine if line.startswith(("flags", "Features"))]
-    parts = [*(s.read_text() for s in sources), *compiler, *FLAGS, platform.machine(), *features]
+    parts = [*(s.read_text() for s in sources), *compiler, *flags(), platform.machine(), *features]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -125,7 +141,7 @@ def _compile(sources: Sequence[Path], compiler: list[str], folder: Path, key: st
     try:
         with tempfile.TemporaryDirectory(dir=folder) as place:
             made = Path(place) / "library.so"
-            command = [*compiler, *FLAGS, *files, "-lm", "-o", str(made)]
+            command = [*compiler, *flags(), *files, "-lm", "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
             made.chmod(0o700)
             with made.open("rb+") as file:

@@ -1,0 +1,137 @@
+"""`armd.load`: a model and its tokenizer, text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ArmdError
+
+if TYPE_CHECKING:
+    from .data.tokenizer import TextTokenizer
+    from .model.modeling_armd import ArmdLM
+
+
+@dataclass(frozen=True)
+class Score:
+    """How probable a text is under an order."""
+
+    tokens: list[int]
+    logp: list[float]
+    """Of each token, in nats, in natural order."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.logp)
+
+    @property
+    def perplexity(self) -> float:
+        return exp(min(-self.total / len(self.logp), 700))
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model that writes, fills blanks and scores."""
+
+    folder: Path
+    model: ArmdLM
+    """As it was saved."""
+    fast: ArmdLM
+    """Packed for decoding where that is to be had, and checked against the model."""
+    tokenizer: TextTokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.backend.encode(text, add_special_tokens=False).ids if text else []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.backend.decode(list(tokens), skip_special_tokens=False)
+
+    def write(
+        self,
+        prompt: str = "",
+        *,
+        length: int | None = None,
+        streams: int = 1,
+        seed: int | None = None,
+        chat: bool = False,
+        **sampling: Any,
+    ) -> str:
+        """The prompt and its continuation, `length` tokens together (256, or the most the model
+        takes), in `streams` strided runs. With `chat` the prompt is a user's message, and what is
+        returned is the answer. `sampling`: temperature, top_k, top_p, min_p, repetition_penalty,
+        order."""
+        from .data.chat_template import chat_text
+        from .generation.api import generate
+
+        if chat:
+            prompt = chat_text(self.folder, [{"role": "user", "content": prompt}])
+        given, eos = self.encode(prompt), self.tokenizer.eos
+        length = min(256, self.model.config.max_length) if length is None else length
+        options = {"prompt": [given], "generator": _generator(seed), "eos": eos, **sampling}
+        made = generate(self.fast, length=length, streams=streams, **options)[0].tolist()
+        new = made[len(given) :]
+        new = new[: new.index(eos)] if eos in new else new
+        return self.decode(new if chat else [*given, *new])
+
+    def fill(
+        self,
+        template: str,
+        *,
+        lengths: int | Sequence[int] | None = None,
+        streams: int = 1,
+        seed: int | None = None,
+        **sampling: Any,
+    ) -> str:
+        """The template with its blanks, two or more underscores each, filled. `lengths`: tokens of
+        the blanks, one number for all or one for each; without it 1 to 8, drawn."""
+        import torch
+
+        from .generation.api import infill
+        from .generation.template import fill_in
+
+        generator = _generator(seed)
+        several = [lengths] if isinstance(lengths, int) else lengths
+        tokens, known = fill_in(template, self.encode, lengths=several, generator=generator)
+        options = {"streams": streams, "generator": generator, **sampling}
+        made = infill(self.fast, torch.tensor([tokens]), torch.tensor(known), **options)
+        return self.decode(made[0].tolist())
+
+    def score(self, text: str, *, order: str = "left_to_right", **options: Any) -> Score:
+        """log p of a text under an order, exactly, in one pass. `order` and `options` as in
+        armd.order.named: strided (streams), random, shuffled (rho), masking (steps)."""
+        import torch
+
+        from .model.likelihood import log_likelihood
+        from .model.order import named
+
+        tokens = self.encode(text)
+        if not tokens:
+            raise ArmdError("there is nothing to score; give at least one token of text")
+        chosen = named(order, len(tokens), **options)
+        with torch.no_grad():
+            ids = torch.tensor([tokens], device=self.model.device)
+            logp = log_likelihood(self.model, ids, chosen)[0].double().cpu()
+        return Score(tokens, logp[chosen.inverse()].tolist())
+
+
+def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> TextModel:
+    """The model of a training run, of a save_pretrained folder, or of a word such as "smollm2",
+    with its tokenizer. `weights`: fp32, int8 (decoding reads less) or plain."""
+    from .generation.checked_pack import pack_checked
+    from .model.modeling_armd import ArmdLM
+    from .pretrained import load_model, load_tokenizer, model_folder
+
+    model = load_model(path, device=device)
+    if not isinstance(model, ArmdLM):
+        raise ArmdError(f"{path} is a diffusion model; use armd generate {path}")
+    tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
+    return TextModel(model_folder(path), model, pack_checked(model, weights), tokenizer)
+
+
+def _generator(seed: int | None) -> Any:
+    import torch
+
+    return None if seed is None else torch.Generator().manual_seed(seed)

@@ -1,0 +1,53 @@
+"""armd.load: text in, text out, the same as the functions on tokens say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small import case_of
+
+import armd
+from armd.data.tokenizer import byte_tokenizer, with_ends
+from armd.errors import ArmdError
+
+
+@pytest.fixture
+def loaded(tmp_path: Path):
+    model = case_of("random", 5, 1, query="neighbor", vocab_size=257).model
+    with_ends(byte_tokenizer(), rows=False).save(tmp_path / "export")
+    model.save_pretrained(tmp_path / "export")
+    return armd.load(tmp_path)
+
+
+def test_texts_go_in_and_come_out(loaded) -> None:
+    assert loaded.decode(loaded.encode("déjà")) == "déjà"
+    text = loaded.write("Once", streams=4, length=32, temperature=0.0)
+    ids = armd.generate(
+        loaded.model,
+        length=32,
+        prompt=[list(b"Once")],
+        streams=4,
+        temperature=0.0,
+        eos=256,
+    )[0].tolist()
+    assert text == loaded.decode(ids[: ids.index(256)] if 256 in ids else ids)
+    assert loaded.write("a", seed=3, length=20) == loaded.write("a", seed=3, length=20)
+
+
+def test_blanks_are_filled_and_the_rest_stays(loaded) -> None:
+    made = loaded.fill("The ____ jumped over ____.", lengths=(2, 3), seed=0, temperature=0.0)
+    assert made.startswith("The") and " jumped over" in made and made.endswith(".")
+    with pytest.raises(ArmdError, match="no blank"):
+        loaded.fill("nothing to fill")
+
+
+def test_scores_are_exact_in_every_order(loaded) -> None:
+    tokens = torch.tensor([list(b"an order")])
+    for name, options in (("left_to_right", {}), ("strided", {"streams": 3})):
+        score = loaded.score("an order", order=name, **options)
+        order = armd.order.named(name, 8, **options)
+        exact = armd.log_likelihood(loaded.model, tokens, order).sum()
+        assert score.total == pytest.approx(float(exact), abs=1e-5)
+        assert len(score.logp) == 8 and score.perplexity > 1
+    with pytest.raises(ArmdError, match="nothing to score"):
+        loaded.score("")
