@@ -2,6 +2,7 @@
 writes through the commands that our own model has."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from patience import PATIENCE  # noqa: E402
 from training_help import (  # noqa: E402
     final_state,
     heldout,
@@ -35,8 +37,9 @@ from armd.train.export import best_checkpoint  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.presets import preset, with_model  # noqa: E402
 from armd.train.recipe import Recipe  # noqa: E402
-from armd.train.trainer import Batch, StepMetrics, Trainer  # noqa: E402
+from armd.train.trainer import Batch, StepMetrics, Trainer, build_model  # noqa: E402
 
+CPU = torch.device("cpu")
 GIVEN = ["--data", "d", "--out", "o"]
 DIFFUSION = [name for name in MODELS if not knows_orders(name)]
 TEXTS = ["The order of a text is cut into blocks, drawn at once.", "A text is cut."] * 3
@@ -148,30 +151,49 @@ class Cut(Exception):
     """Nothing more happens, as after a kill."""
 
 
+NEW = ("transformer-xl", "plaid", "diffusion-lm", "diffusion-bert", "bert-mouth")
+
+
+@pytest.mark.parametrize("name", ["mdlm", *NEW])
 def test_cut_off_and_resumed_equals_uninterrupted(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a rival draws follows from seed and step alone, too."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(small("mdlm", data, whole))
+    recipe, last, kept = (small, 12, 6) if name == "mdlm" else (smaller, 4, 2)
+    train(recipe(name, data, whole))
     train_step = Trainer.train_step
 
     def cut_off(self: Trainer, batch: Batch, **options: Any) -> StepMetrics:
-        if batch.step == 8:
+        if batch.step == kept + 1:
+            end = time.monotonic() + PATIENCE  # the checkpoint is written beside the steps
+            while kept not in steps_in(cut / "checkpoints") and time.monotonic() < end:
+                time.sleep(0.01)
             raise Cut
         return train_step(self, batch, **options)
 
     monkeypatch.setattr(Trainer, "train_step", cut_off)
     with pytest.raises(Cut):
-        train(small("mdlm", data, cut))
+        train(recipe(name, data, cut))
     monkeypatch.undo()
-    # checkpoints are written beside training: the one of step 6 may have been cut off, too
-    assert len(losses(cut)) == 8 and steps_in(cut / "checkpoints")[-1] in (3, 6)
-    train(small("mdlm", data, cut))
+    assert len(losses(cut)) == kept + 1 and steps_in(cut / "checkpoints")[-1] == kept
+    train(recipe(name, data, cut))
     assert losses(cut) == losses(whole)
     assert heldout(cut) == heldout(whole)
-    assert final_state(cut, 12) == final_state(whole, 12)
+    assert final_state(cut, last) == final_state(whole, last)
     assert weights(cut) == weights(whole)
+
+
+def test_block_diffusion_goes_on_from_mdlm(data: Path, tmp_path: Path) -> None:
+    """BD3-LM's published recipe: the weights that MDLM learnt are its first ones."""
+    train(smaller("mdlm", data, tmp_path / "mdlm"))
+    recipe = replace(smaller("bd3lm-4", data, tmp_path / "bd3lm"), start=str(tmp_path / "mdlm"))
+    first = build_model(recipe, load_model(tmp_path / "mdlm").config.vocab_size, CPU)
+    given = load_model(tmp_path / "mdlm").state_dict()
+    assert type(first) is model_class("bd3lm-4") and first.config.block_size == 4
+    assert all(torch.equal(w, given[name]) for name, w in first.state_dict().items())
+    train(recipe)
+    assert load_model(tmp_path / "bd3lm").config.model == "bd3lm-4"
 
 
 def test_ar_is_the_shifted_query(data: Path, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class DiffusionLm(EmbeddingDiffusion):
         guess = self.leave(self.rows_of(z, gamma, not_padding(scored))[scored])
         square = (F.embedding(tokens[scored], self.points()) - guess).double().square().sum(-1)
         first = self.noised(tokens, scored, self.gamma(torch.zeros_like(step)), generator)[scored]
-        log_p = target_log_probs(*self._rounding(first), tokens[scored])
+        with torch.autocast(tokens.device.type, enabled=False):  # these are large: no bfloat16
+            log_p = target_log_probs(*self._rounding(first), tokens[scored])
         return step, square, -log_p.double()
 
     def _rounding(

@@ -116,7 +116,8 @@ class Plaid(EmbeddingDiffusion):
         pull = (alpha / sigma.square()).to(z.dtype)[..., None]
         said = self.head(rows)
         said = said.to(accumulate_dtype(said.dtype))
-        return said + F.linear((pull * z).to(said.dtype), points.to(said.dtype))
+        with torch.autocast(z.device.type, enabled=False):  # these are large: no bfloat16
+            return said + F.linear((pull * z).to(said.dtype), points.to(said.dtype))
 
     def guess(self, z: Float[Tensor, "b n e"], gamma: Float[Tensor, "b"]) -> Float[Tensor, "b n e"]:
         rows, points = self.rows_of(z, gamma), self.points()
