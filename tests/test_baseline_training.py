@@ -33,7 +33,7 @@ from armd.plots.curves import read_curves  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
 from armd.train.checkpoint import steps_in  # noqa: E402
 from armd.train.command import parse  # noqa: E402
-from armd.train.export import best_checkpoint  # noqa: E402
+from armd.train.export import best_checkpoint, exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.presets import preset, with_model  # noqa: E402
 from armd.train.recipe import Recipe  # noqa: E402
@@ -166,8 +166,8 @@ def test_cut_off_and_resumed_equals_uninterrupted(
 
     def cut_off(self: Trainer, batch: Batch, **options: Any) -> StepMetrics:
         if batch.step == kept + 1:
-            end = time.monotonic() + PATIENCE  # the checkpoint is written beside the steps
-            while kept not in steps_in(cut / "checkpoints") and time.monotonic() < end:
+            end = time.monotonic() + PATIENCE  # checkpoint and export are written beside the steps
+            while exported_step(cut / "export") != kept and time.monotonic() < end:
                 time.sleep(0.01)
             raise Cut
         return train_step(self, batch, **options)
