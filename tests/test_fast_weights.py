@@ -9,6 +9,7 @@ import armd
 from armd.errors import ArmdError
 from armd.native import library as native
 from armd.native import packed as fast
+from armd.native.linear import FORMATS, SkinnyLinear
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
@@ -19,9 +20,9 @@ def test_the_skinny_product_is_the_product(rows: int, depth: int, outputs: int) 
     g = torch.Generator().manual_seed(rows * 10007 + depth * 101 + outputs)
     weight, x = torch.randn(outputs, depth, generator=g), torch.randn(rows, depth, generator=g)
     exact = x.double() @ weight.double().mT
-    out = fast.SkinnyLinear(weight, int8=False)(x)
+    out = SkinnyLinear(weight)(x)
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
-    rounded = fast.SkinnyLinear(weight, int8=True)
+    rounded = SkinnyLinear(weight, weights="int8")
     stored = rounded.matrix()
     assert ((stored - weight).abs() <= weight.abs().amax(1, keepdim=True) / 127 * 0.5001).all()
     exact = x.double() @ stored.double().mT
@@ -35,7 +36,7 @@ def tiny() -> armd.ArmdLM:
     ).eval()
 
 
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("weights", ["fp32", "int8", "bf16"])
 @pytest.mark.parametrize("streams", [1, 3])
 def test_cached_equals_full_with_fast_weights(weights: str, streams: int) -> None:
     model = fast.pack(tiny(), weights)
@@ -52,10 +53,10 @@ def test_cached_equals_full_with_fast_weights(weights: str, streams: int) -> Non
 
 
 @settings(max_examples=20, deadline=None)
-@given(depth=st.integers(1, 70), int8=st.booleans())
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(depth: int, int8: bool) -> None:
+@given(depth=st.integers(1, 70), weights=st.sampled_from(FORMATS))
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(depth: int, weights: str) -> None:
     g = torch.Generator().manual_seed(depth)
-    linear = fast.SkinnyLinear(torch.randn(50, depth, generator=g), int8=int8)
+    linear = SkinnyLinear(torch.randn(50, depth, generator=g), weights=weights)
     x = torch.randn(150, depth, generator=g)
     together = linear(x)
     for start, count in ((0, 1), (3, 2), (7, 3), (20, 4), (40, 5), (60, 6), (50, 13), (30, 70)):

@@ -71,9 +71,9 @@ def test_logits_that_are_no_numbers_are_said_to_be_so(broken: float, dtype: torc
 def test_threads_that_stand_behind_a_thread_go_when_it_says_so() -> None:
     script = """
 import os, time, torch
-from armd.native import packed as fast
+from armd.native.linear import SkinnyLinear
 from armd.native import library as native
-linear = fast.SkinnyLinear(torch.randn(64, 64), int8=False)
+linear = SkinnyLinear(torch.randn(64, 64))
 def count():
     return len(os.listdir("/proc/self/task"))
 alone = count()

@@ -107,14 +107,14 @@ def test_a_sequence_decoded_in_c_has_the_logits_of_a_full_pass(query: str, kind:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("query", ["prefix", "shift", "neighbor"])
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("weights", ["fp32", "int8", "q8", "q4"])
 def test_what_real_models_have_is_the_same_in_c(shape: str, query: str, weights: str) -> None:
     g = torch.Generator().manual_seed(5)
     model = build(g, query=query, **SHAPES[shape])
-    packed = fast.pack(model, weights)
+    packed = fast.pack(model, weights, float_rows=True)
     for seed in range(2):
         for kind in ("prompt",) if query == "shift" else ("strided", "infill"):
-            check_equals_full(packed if weights == "int8" else model, packed, kind, seed)
+            check_equals_full(model if weights == "fp32" else packed, packed, kind, seed)
 
 
 def test_the_bias_to_the_right_acts_on_keys_to_the_right_alone() -> None:
@@ -134,7 +134,7 @@ def test_the_bias_to_the_right_acts_on_keys_to_the_right_alone() -> None:
     assert not torch.allclose(written("strided"), before["strided"], atol=1e-3)
 
 
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("weights", ["fp32", "int8", "bf16", "q8", "q4"])
 @pytest.mark.parametrize("query", ["prefix", "shift", "neighbor"])
 def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(
     weights: str, query: str
@@ -158,10 +158,11 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(
         assert torch.equal(expected, found) and tokens == list(sequence.tokens)
 
 
+@pytest.mark.parametrize("weights", ["fp32", "q8", "q4"])
 @pytest.mark.parametrize("query", ["prefix", "neighbor"])
-def test_the_number_of_threads_changes_no_bit(query: str) -> None:
+def test_the_number_of_threads_changes_no_bit(query: str, weights: str) -> None:
     g = torch.Generator().manual_seed(17)
-    packed = fast.pack(build(g, query=query, n_heads=4, n_kv_heads=2, d_head=8))
+    packed = fast.pack(build(g, query=query, n_heads=4, n_kv_heads=2, d_head=8), weights)
     tasks = [task(kind, 50, g) for kind in ("strided", "infill", "random")]
     library, found = native.library(), []
     assert hasattr(library, "omp_set_num_threads")

@@ -14,9 +14,11 @@ from .timing import timed
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of the text at which calls are timed."""
+BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "int8": 1, "q8": 34 / 32, "q4": 18 / 32}
+"""Of a weight; q8 and q4 have a scale of two bytes for each 32."""
 
 
-def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, int8: bool) -> Side:
+def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, weights: str) -> Side:
     """`streams` streams that generate sequences as long as the cache; what stands in the cache does
     not matter for the time. `passes` calls at each depth, or all of them for 0."""
     batch, length = cache.batch, cache.length
@@ -55,7 +57,7 @@ def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, int8: 
         run=parts if passes else whole,
         calls=calls,
         scale=calls / (each * len(DEPTHS)) if passes else 1.0,
-        bytes_a_call=_weights(model, int8=int8) + _cache(model, batch, length),
+        bytes_a_call=_weights(model, weights) + _cache(model, batch, length),
         measured=f"{each * len(DEPTHS)} calls" if passes else "whole",
         peak=peak,
     )
@@ -68,12 +70,12 @@ def go_to(sequences: list[Sequence], step: int) -> None:
         sequence.cache.clear()
 
 
-def _weights(model: ArmdLM, *, int8: bool) -> float:
+def _weights(model: ArmdLM, weights: str) -> float:
     """Bytes of the weights that a call must read."""
     config = model.config
     layer = 4 * config.d_model**2 + 3 * config.d_model * config.d_ff
     numbers = config.vocab_size * config.d_model + config.n_layers * layer
-    return numbers * (1 if int8 else 4)
+    return numbers * BYTES[weights]
 
 
 def _cache(model: ArmdLM, batch: int, length: int) -> float:

@@ -137,7 +137,7 @@ def our_sides(
         packed = pack(model, kind)
         for count in streams:
             if kind == weights[0] or count in (1, 4):
-                side = our_side(packed, cache, count, passes=passes, int8=kind == "int8")
+                side = our_side(packed, cache, count, passes=passes, weights=kind)
                 sides[f"{name} S={count} {kind}"] = side
     return sides
 

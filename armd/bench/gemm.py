@@ -26,11 +26,12 @@ def bench_products(
     depth: int = 768,
     outputs: int = 4096,
     matrices: int = 16,
+    weights: tuple[str, ...] = ("fp32", "int8", "bf16", "q8", "q4"),
     repeats: int = 7,
     threads: int | None = None,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> None:
-    """Time F.linear against the packed products of `--weights fp32` and `int8`, interleaved."""
+    """Time F.linear against the packed products of `--weights`, interleaved."""
     import torch
 
     from .timing import interleave, read_bandwidth
@@ -39,7 +40,7 @@ def bench_products(
         torch.set_num_threads(threads)
     bandwidth = read_bandwidth(torch.device("cpu"))
     print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
-    sides = build(depth, outputs, matrices, rows)
+    sides = build(depth, outputs, matrices, rows, weights)
     with torch.no_grad():
         times = interleave(sides, repeats=repeats, device=torch.device("cpu"))
     size, products = 4 * depth * outputs * matrices, []
@@ -55,19 +56,22 @@ def bench_products(
         json_file.write_text(json.dumps(content, indent=1))
 
 
-def build(depth: int, outputs: int, matrices: int, rows: tuple[int, ...]) -> dict:
+def build(
+    depth: int, outputs: int, matrices: int, rows: tuple[int, ...], weights: tuple[str, ...]
+) -> dict:
     """Each way at each number of rows, by name."""
     import torch
     from torch import nn
 
     from ..native import library as native
-    from ..native.packed import SkinnyLinear
+    from ..native.linear import SkinnyLinear
 
     plain = [nn.Linear(depth, outputs, bias=False) for _ in range(matrices)]
     ways: dict[str, list] = {"F.linear": plain}
     if native.library() is not None:
-        for name, int8 in (("packed fp32", False), ("packed int8", True)):
-            ways[name] = [SkinnyLinear(linear.weight, int8=int8) for linear in plain]
+        for kind in weights:
+            made = [SkinnyLinear(linear.weight, weights=kind) for linear in plain]
+            ways[f"packed {kind}"] = made
 
     def run(layers: list, x: torch.Tensor):
         return lambda: [layer(x) for layer in layers]

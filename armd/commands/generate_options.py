@@ -69,9 +69,9 @@ class Writing:
     """Go on with the file of --out: what is in it is kept, and only the rest is written."""
     overwrite: bool = False
     """Replace the file of --out, if there is one."""
-    weights: Literal["fp32", "int8", "plain"] = "fp32"
-    """fp32: packed for fast decoding, where that is to be had; int8: rounded to 8 bits, less to
-    read; plain: as they are."""
+    weights: Literal["fp32", "bf16", "int8", "q8", "q4", "plain"] = "fp32"
+    """fp32: packed for fast decoding, where that is to be had; bf16, int8, q8 (8 bits, a scale for
+    each 32), q4 (4 bits): less to read; plain: as they are."""
     threads: int | None = None
     """CPU threads; by default one for a small model, else one a core."""
     device: str = "cpu"
@@ -147,8 +147,10 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     try:
         from ..generation.checked_pack import pack_checked
     except ImportError:
-        if job.weights == "int8":
-            raise ArmdError("int8 weights are not to be had here; use --weights fp32") from None
+        if job.weights != "fp32":
+            raise ArmdError(
+                f"{job.weights} weights are not to be had here; use --weights fp32"
+            ) from None
         return model, tokenizer
     return pack_checked(model, weights=job.weights), tokenizer
 
@@ -171,7 +173,7 @@ def check_diffusion(job: Writing, name: str | None) -> None:
         ("--top-p", job.top_p),
         ("--min-p", job.min_p),
         ("--repetition-penalty", job.repetition_penalty != 1),
-        ("--weights int8", job.weights == "int8"),
+        (f"--weights {job.weights}", job.weights not in ("fp32", "plain")),
         ("--show", job.show),
     ):
         if wrong:

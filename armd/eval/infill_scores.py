@@ -58,7 +58,7 @@ def fill_blanks(
     wanted, target = rows[blank], tokens[blank]
     log_p, right = [], []
     for some, true in zip(wanted.split(ROWS), target.split(ROWS), strict=True):
-        logits = torch.nn.functional.linear(some, model.head_matrix()).double()
+        logits = model.logits(some).double()
         log_p.append(logits.log_softmax(1).gather(1, true[:, None]).squeeze(1))
         right.append(logits.argmax(1) == true)
     correct = torch.cat(right)

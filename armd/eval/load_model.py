@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
     from .scorer import Scorer
 
+ROUNDED = ("int8", "q8", "q4")
+"""Precisions of weights that are packed."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -89,6 +92,7 @@ def load(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+    kinds |= {"q8": torch.float32, "q4": torch.float32}
     dtype = kinds.get(precision)
     if dtype is None:
         raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
@@ -98,14 +102,16 @@ def load(
     if folder is not None and kind in OURS:
         check_saved(folder)
         model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
-        if precision == "int8":
+        if precision in ROUNDED:
             if not knows_orders(model_name):
-                raise ArmdError(f"int8 weights are not for {model_name}; use float32")
+                raise ArmdError(f"{precision} weights are not for {model_name}; use float32")
             from ..native.packed import pack
 
-            model = pack(model, "int8")
-    elif precision == "int8":
-        raise ArmdError("int8 weights are for our own models; use float32 or bfloat16 for this one")
+            model = pack(model, precision)
+    elif precision in ROUNDED:
+        raise ArmdError(
+            f"{precision} weights are for our own models; use float32 or bfloat16 for this one"
+        )
     else:
         model = causal_lm(str(folder or name), dtype)
     found = model_tokenizer(str(folder or name), tokenizer)

@@ -33,7 +33,7 @@ def eval_ppl(
     window: int | None = None,
     tokenizer: str | None = None,
     device: str | None = None,
-    precision: Literal["float32", "bfloat16", "int8"] = "float32",
+    precision: Literal["float32", "bfloat16", "int8", "q8", "q4"] = "float32",
     json: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Perplexity of a model on texts it was not trained on.
@@ -47,8 +47,8 @@ def eval_ppl(
         window: Tokens in a window; the protocol's (1024, lm1b's 128), or the most the model takes.
         tokenizer: Its folder or name, if the model's folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
-        precision: Of weights and arithmetic; sums are float64. int8 rounds the weights, as
-            `armd generate --weights int8` does.
+        precision: Of weights and arithmetic; sums are float64. int8, q8 and q4 round the
+            weights, as `armd generate --weights` does.
         json: Results go here after each data set; what is there with these settings is not redone.
     """
     from .corpora import find_corpora

@@ -8,7 +8,6 @@ import torch
 
 from . import order as orders
 from .errors import ArmdError
-from .head import target_log_probs
 from .modeling_armd import ArmdLM
 from .order import Order
 from .shapes import Float, Int, Tensor
@@ -27,7 +26,7 @@ def log_likelihood(
     rows = model.hidden(tokens, order, attention_mask)
     position = order.rows(len(tokens)).position.to(tokens.device)
     target = tokens.gather(1, position.expand(tokens.shape))
-    logp = target_log_probs(rows.flatten(0, 1), model.head_matrix(), target.flatten())
+    logp = model.target_log_probs(rows.flatten(0, 1), target.flatten())
     logp = logp.view(tokens.shape)
     if attention_mask is None:
         return logp

@@ -17,7 +17,7 @@ from .attention_inputs import AttentionInputs, attention_inputs, context_positio
 from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm
 from .errors import ArmdError
-from .head import IGNORE, accumulate_dtype, weighted_loss
+from .head import IGNORE, accumulate_dtype, target_log_probs, weighted_loss
 from .initial_weights import InitialWeights
 from .layers import Layer, rope_cos_sin
 from .neighbor import ExtraRows, NeighborInputs, extra_rows, neighbor_inputs
@@ -196,6 +196,12 @@ class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
 
     def head_matrix(self) -> Float[Tensor, "v d"]:
         return self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
+
+    def target_log_probs(
+        self, rows: Float[Tensor, "r d"], target: Int[Tensor, "r"]
+    ) -> Float[Tensor, "r"]:
+        """log p of one token for each final row."""
+        return target_log_probs(rows, self.head_matrix(), target)
 
     def _first_query(self, context: Tensor, order: Order, inputs: AttentionInputs) -> Tensor:
         """G^0: prefix aggregation over what each row sees."""

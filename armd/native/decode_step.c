@@ -52,7 +52,7 @@ static void gather_inputs(const row_buffers *b, const network *net, const sequen
         *context_at++ = 0, context += d;
     }
     for (long j = from; j < there; j++, context += d) {
-        memcpy(context, net->embedding + s->tokens[s->position[j]] * d, sizeof(float) * d);
+        token_row(net, s->tokens[s->position[j]], 0, d, context);
         *context_at++ = s->position[j] + 1;
     }
     for (long j = end - own.query; j < end; j++) *query_at++ = s->position[j] + 1;
@@ -151,9 +151,11 @@ int decode_step(const network *net, sequence *const *sequences, long count, cons
     int failed = one_stream ? one_stream_pass(net, sequences, count, code, rope, k.rows)
                             : two_stream_pass(net, sequences, count, code, rope, k.rows);
     if (!failed) {
-        skinny_product(&net->head, k.rows, logits, all);
-        failed = sample_rows(logits, k.uniform, k.given, k.sampling, k.seen, all, net->head.outputs,
-                             k.token, k.logp);
+        failed = skinny_product(&net->head, k.rows, logits, all) ||
+                 sample_rows(logits, k.uniform, k.given, k.sampling, k.seen, all, net->head.outputs,
+                             k.token, k.logp)
+                     ? -1
+                     : 0;
     }
     for (long i = 0, from = 0; i < count && !failed; i++) {
         const long drawn = tokens_drawn(sequences[i]);

@@ -6,6 +6,14 @@
 
 enum { COLUMNS = 64 }; /* of a prefix state, the unit of work of a thread */
 
+/* Numbers first .. first + count of a token's embedding. */
+void token_row(const network *net, long token, long first, long count, float *to) {
+    if (net->embedding)
+        memcpy(to, net->embedding + token * net->layers->query.depth + first, sizeof(float) * count);
+    else
+        weight_row(&net->tokens, token, first, count, to);
+}
+
 /* new state = state + code_j x_j for context rows from..to; then add the sums of query rows
  * first..last to `out`. Only the columns at..at + width. */
 static void add_rows(const forward_input *s, const float *state, const float *code, long codes,

@@ -12,8 +12,8 @@ typedef struct {
     float epsilon;
     long codes; /* width of a position code */
     int query;  /* one of the kinds above */
-    const float *embedding, *bos;
-    matrix head;
+    const float *embedding, *bos; /* embedding: (tokens, d), or NULL: the rows of `tokens` */
+    matrix head, tokens;
     const float *unknown, *gate; /* of NEIGHBOR alone: (d) and (1) */
     float init_std;
 } network;
@@ -32,6 +32,7 @@ typedef struct {
     long bf16;         /* the cache has bf16 numbers, not floats */
 } forward_input;
 
+void token_row(const network *net, long token, long first, long count, float *to);
 int forward_pass(const network *net, const forward_input *inputs, long count, const float *code,
                  const float *rope, const float *context, const long *context_at,
                  const long *query_at, float *out);

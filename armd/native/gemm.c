@@ -1,35 +1,58 @@
 /* y = x W^T for a few rows x and a large W: the product of a decoding pass.
  *
  * W is stored in panels of 16 outputs, [panel][k][16], so that memory is read once, in order, at its
- * own speed, and up to 6 rows share every load. More rows go through the panel again while it is
- * still in the cache, and fetch the next one meanwhile. int8 weights are widened as they are read.
+ * own speed, and a group of rows shares every load. More rows go through the panel again while it is
+ * still in the cache, and fetch the next one meanwhile. int8 and bf16 weights are widened as they are
+ * read. Q8 and Q4 weights have panels and products of their own, in quantized.c.
  *
  * Every output is one sum in the order of k: its bits depend neither on the rows beside it nor on
  * the number of threads, so a text is the same alone and in any batch. */
 #include "gemm.h"
+#include <stdlib.h>
 #include <string.h>
 #ifdef __AVX2__
 #include <immintrin.h>
-/* in registers: gcc would rather load them anew for each row, which is then what takes the time */
-#define KEEP(a, b) __asm__("" : "+x"(a), "+x"(b))
-#else
-#define KEEP(a, b)
 #endif
 
-enum { WIDTH = 16, GROUP = 6, SPAN = 2, DEEP = 128, MANY = 96 };
-typedef int8_t bytes __attribute__((vector_size(8), aligned(1)));
+#ifdef __AVX512F__
+enum { LANES = 16, TOGETHER = 8 }; /* floats of a vector; rows that share a load */
+typedef float floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t integers __attribute__((vector_size(64)));
+#else
+enum { LANES = 8, TOGETHER = 6 };
+typedef vec floats;
+typedef int32_t integers __attribute__((vector_size(32)));
+#endif
+enum { PARTS = WIDTH / LANES, SPAN = 2, DEEP = 128, MANY = 96 };
+typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 
-INLINE vec widen(const int8_t *p) {
 #ifdef __AVX2__
-    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+/* in a register: gcc would rather load it anew for each row, which is then what takes the time */
+#define KEEP(a) __asm__("" : "+v"(a))
 #else
-    return __builtin_convertvector(*(const bytes *)p, vec);
+#define KEEP(a)
+#endif
+
+INLINE floats widen(const int8_t *p) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    return __builtin_convertvector(*(const bytes *)p, floats);
 #endif
 }
 
-INLINE vec load(const void *p, const int whole, long i) {
-    return whole ? widen((const int8_t *)p + i) : *(const vec *)((const float *)p + i);
+INLINE floats load(const void *p, const int format, long i) {
+    if (format == INT8) return widen((const int8_t *)p + i);
+    if (format == BF16)
+        return (floats)(__builtin_convertvector(*(const halves *)((const uint16_t *)p + i), integers)
+                        << 16);
+    return *(const floats *)((const float *)p + i);
 }
+
+static long bytes_of(long format) { return format == INT8 ? 1 : format == BF16 ? 2 : 4; }
 
 /* A piece of the work: `deep` steps of k of `span` panels, `apart` numbers from one to the next,
  * against some rows of x. What is fetched meanwhile starts at `next`, `stride` bytes a step. */
@@ -42,70 +65,83 @@ typedef struct {
 } piece;
 
 /* Few rows take two panels, because one sum would wait for itself. */
-INLINE void
-micro(const piece *w, const int whole, const int rows, const int span) {
-    vec sum[GROUP * SPAN][2];
+INLINE void micro(const piece *w, const int format, const int rows, const int span) {
+    floats sum[TOGETHER * SPAN][PARTS];
     for (int i = 0; i < rows * span; i++)
-        for (int h = 0; h < 2; h++)
-            sum[i][h] = *(vec *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * 8);
+        for (int h = 0; h < PARTS; h++)
+            sum[i][h] = *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES);
     const float *x = w->x;
     const long depth = w->depth;
     for (long k = 0; k < w->deep; k++) {
         __builtin_prefetch(w->next + k * w->stride);
         for (int p = 0; p < span; p++) {
-            const long at = p * w->apart + k * WIDTH;
-            vec a = load(w->panel, whole, at), b = load(w->panel, whole, at + 8);
-            KEEP(a, b);
-            if (p) __builtin_prefetch(w->next + w->apart * (whole ? 1 : 4) + k * w->stride);
-            for (int r = 0; r < rows; r++) {
-                sum[r * span + p][0] += a * x[r * depth + k];
-                sum[r * span + p][1] += b * x[r * depth + k];
+            floats a[PARTS];
+#pragma GCC unroll 2
+            for (int h = 0; h < PARTS; h++) {
+                a[h] = load(w->panel, format, p * w->apart + k * WIDTH + h * LANES);
+                KEEP(a[h]);
             }
+            if (p) __builtin_prefetch(w->next + w->apart * bytes_of(format) + k * w->stride);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+                for (int h = 0; h < PARTS; h++) sum[r * span + p][h] += a[h] * x[r * depth + k];
         }
     }
     for (int i = 0; i < rows * span; i++)
-        for (int h = 0; h < 2; h++)
-            *(vec *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * 8) = sum[i][h];
+        for (int h = 0; h < PARTS; h++)
+            *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES) = sum[i][h];
 }
 
-INLINE void
-group(const piece *w, const int whole, long rows, long span) {
-    switch (rows * 2 + span) {
-    case 3: micro(w, whole, 1, 1); break;
-    case 4: micro(w, whole, 1, 2); break;
-    case 5: micro(w, whole, 2, 1); break;
-    case 6: micro(w, whole, 2, 2); break;
-    case 7: micro(w, whole, 3, 1); break;
-    case 9: micro(w, whole, 4, 1); break;
-    case 11: micro(w, whole, 5, 1); break;
-    default: micro(w, whole, 6, 1);
+#define CASE(n) \
+    case n: micro(w, format, n < TOGETHER ? n : TOGETHER, 1); break;
+
+INLINE void group(const piece *w, const int format, long rows, long span) {
+    if (span == 2) {
+        rows == 1 ? micro(w, format, 1, 2) : micro(w, format, 2, 2);
+        return;
     }
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+    }
+}
+
+/* A block of a panel as floats. */
+static const char *widened(const matrix *w, const char *block, long panel, long k, long deep,
+                           float *wide) {
+    if (w->format >= Q8)
+        widen_block(w, panel, k, deep, wide);
+    else
+        for (long i = 0; i < deep * WIDTH; i += LANES)
+            *(floats *)(wide + i) = w->format == INT8 ? load(block, INT8, i) : load(block, BF16, i);
+    return (const char *)wide;
 }
 
 /* At most MANY rows against panels p .. p + span, DEEP steps of k at a time: so much of a panel stays in the
  * first cache while the groups of rows pass over it and together fetch what comes next. */
 static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span) {
-    const long first = p * WIDTH, depth = w->depth, groups = (rows + GROUP - 1) / GROUP;
-    const long size = w->scale ? 1 : sizeof(float), stride = size * WIDTH / groups;
+    const long first = p * WIDTH, depth = w->depth, groups = (rows + TOGETHER - 1) / TOGETHER;
+    const long size = bytes_of(w->format), stride = size * WIDTH / groups;
     const char *start = (const char *)w->panels + first * depth * size;
+    const int wider = w->format >= Q8 || (w->format != FLOAT32 && groups > 1);
     float out[MANY * SPAN * WIDTH], wide[DEEP * WIDTH];
     memset(out, 0, sizeof(float) * rows * SPAN * WIDTH);
     for (long k = 0; k < depth; k += DEEP) {
-        const long deep = depth - k < DEEP ? depth - k : DEEP, widened = w->scale && groups > 1;
+        const long deep = depth - k < DEEP ? depth - k : DEEP;
         const char *block = start + k * WIDTH * size;
-        if (widened)
-            for (long i = 0; i < deep * WIDTH; i += 8)
-                *(vec *)(wide + i) = widen((const int8_t *)block + i);
+        const char *read = wider ? widened(w, block, p, k, deep, wide) : block;
         for (long g = 0; g < groups; g++) {
             const long from = g * rows / groups, upto = (g + 1) * rows / groups;
-            const piece part = {widened ? (const char *)wide : block,
+            const piece part = {read,
                                 block + DEEP * WIDTH * size + g * DEEP * stride,
                                 x + from * depth + k, out + from * SPAN * WIDTH,
                                 depth, deep, depth * WIDTH, stride};
-            if (w->scale && !widened)
-                group(&part, 1, upto - from, span);
+            if (wider || w->format == FLOAT32)
+                group(&part, FLOAT32, upto - from, span);
+            else if (w->format == INT8)
+                group(&part, INT8, upto - from, span);
             else
-                group(&part, 0, upto - from, span);
+                group(&part, BF16, upto - from, span);
         }
     }
     const long left = w->outputs - first, width = left < span * WIDTH ? left : span * WIDTH;
@@ -117,10 +153,35 @@ static void panels(const matrix *w, const float *x, float *y, long rows, int add
     }
 }
 
+/* Rows quantised and multiplied as integers. A row is quantised once, by the thread whose turn it is. */
+static void share_quantized(const matrix *w, const float *x, row_group *scratch, float *y, long rows,
+                            int add) {
+    const long groups = groups_of(w), count = (w->outputs + WIDTH - 1) / WIDTH;
+#pragma omp for schedule(static)
+    for (long i = 0; i < rows * groups; i++) {
+        const long at = i % groups * GROUP, left = w->depth - at;
+        quantize_group(x + i / groups * w->depth + at, left < GROUP ? left : GROUP, w->format,
+                       scratch + i);
+    }
+    for (long r = 0; r < rows; r += MANY) {
+        const long few = rows - r < MANY ? rows - r : MANY;
+#pragma omp for schedule(static) nowait
+        for (long p = 0; p < count; p++)
+            quantized_panel(w, scratch + r * groups, y + r * w->outputs, few, add, p);
+    }
+}
+
 /* To be called by all threads of a parallel region, each of which does its share. x (rows, depth),
- * y (rows, outputs), MANY rows at a time; with `add` the product is added to what y holds. No barrier at its end. */
-void share_product(const matrix *w, const float *x, float *y, long rows, int add) {
-    const long count = (w->outputs + WIDTH - 1) / WIDTH, span = rows <= 2 ? SPAN : 1;
+ * y (rows, outputs), MANY rows at a time; with `add` the product is added to what y holds. `scratch`
+ * has room for row_groups(w, rows), which no other product may use before the next barrier. No barrier
+ * at its end. */
+void share_product(const matrix *w, const float *x, row_group *scratch, float *y, long rows, int add) {
+    if (w->format >= Q8 && !w->float_rows) {
+        share_quantized(w, x, scratch, y, rows, add);
+        return;
+    }
+    const long count = (w->outputs + WIDTH - 1) / WIDTH;
+    const long span = rows <= 2 && w->format < Q8 ? SPAN : 1;
     for (long r = 0; r < rows; r += MANY) {
         const long few = rows - r < MANY ? rows - r : MANY;
 #pragma omp for schedule(static) nowait
@@ -130,7 +191,13 @@ void share_product(const matrix *w, const float *x, float *y, long rows, int add
     }
 }
 
-void skinny_product(const matrix *w, const float *x, float *y, long rows) {
+/* -1 if there is no memory. */
+int skinny_product(const matrix *w, const float *x, float *y, long rows) {
+    const long groups = row_groups(w, rows);
+    row_group *scratch = groups ? malloc(sizeof(row_group) * groups) : NULL;
+    if (groups && !scratch) return -1;
 #pragma omp parallel
-    share_product(w, x, y, rows, 0);
+    share_product(w, x, scratch, y, rows, 0);
+    free(scratch);
+    return 0;
 }

@@ -5,11 +5,38 @@
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(32), aligned(4)));
 
+enum { FLOAT32, INT8, BF16, Q8, Q4 }; /* formats of a matrix */
+enum { WIDTH = 16, GROUP = 32 };      /* outputs of a panel; inputs that share a scale */
+
+/* Outputs are rounded up to whole panels of 16. FLOAT32, INT8 and BF16 panels are [depth][16]; Q8 and
+ * Q4 panels are explained in quantized.c. */
 typedef struct {
-    const void *panels; /* outputs rounded up to 16: [panel][depth][16], float or int8 */
-    const float *scale; /* one number an output for int8 panels, NULL for float ones */
+    const void *panels;
+    const float *scale; /* INT8 alone: one number an output */
     long depth, outputs;
+    long format;
+    long float_rows; /* Q8 and Q4: rows are not quantised; the weights are widened to float */
 } matrix;
 
-void share_product(const matrix *w, const float *x, float *y, long rows, int add);
-void skinny_product(const matrix *w, const float *x, float *y, long rows);
+/* 32 numbers of a row, quantised: scale * value. */
+typedef struct {
+    float scale;
+    int32_t offset; /* takes back that weights are stored as value + 128 or + 8 */
+    int8_t value[GROUP];
+} row_group;
+
+INLINE long groups_of(const matrix *w) { return (w->depth + GROUP - 1) / GROUP; }
+
+/* How many row_groups `rows` rows of a product with w take. */
+INLINE long row_groups(const matrix *w, long rows) {
+    return w->format >= Q8 && !w->float_rows ? rows * groups_of(w) : 0;
+}
+
+void share_product(const matrix *w, const float *x, row_group *scratch, float *y, long rows, int add);
+int skinny_product(const matrix *w, const float *x, float *y, long rows);
+
+/* quantized.c */
+void quantize_group(const float *x, long width, long format, row_group *to);
+void quantized_panel(const matrix *w, const row_group *x, float *y, long rows, int add, long panel);
+void widen_block(const matrix *w, long panel, long first, long deep, float *to);
+void weight_row(const matrix *w, long output, long first, long count, float *to);

@@ -147,7 +147,14 @@ static void share_swiglu(const float *gate_up, long rows, long width, float *out
 /* Buffers between the stages of a layer; every layer uses them again. */
 typedef struct {
     float *kv_in, *kv, *normed, *query, *attended, *gate_up, *hidden, *scores, *parts;
+    row_group *kv_groups, *groups; /* quantised rows: of keys and values, and of the other products */
 } scratch;
+
+/* Groups of a row of the widest product. */
+static long most_groups(const layer *l) {
+    const long inner = l->heads * l->width, wide = inner > l->down.depth ? inner : l->down.depth;
+    return ((wide > l->query.depth ? wide : l->query.depth) + GROUP - 1) / GROUP;
+}
 
 static void partition(scratch *s, float *memory, const plan *p, const layer *l) {
     const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
@@ -156,32 +163,36 @@ static void partition(scratch *s, float *memory, const plan *p, const layer *l) 
     s->query = s->normed + p->out_rows * d, s->attended = s->query + p->out_rows * inner;
     s->gate_up = s->attended + p->out_rows * inner, s->hidden = s->gate_up + p->out_rows * 2 * ff;
     s->scores = s->hidden + p->out_rows * ff, s->parts = s->scores + p->cells * CHUNK;
+    s->kv_groups = (row_group *)(s->parts + p->cells * (2 + l->width));
+    s->groups = s->kv_groups + p->kv_rows * groups_of(&l->key_value);
 }
 
 static long scratch_size(const plan *p, const layer *l) {
     const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
     return p->kv_rows * (d + 2 * l->kv_heads * l->width) + p->out_rows * (d + 2 * inner + 3 * ff) +
-           p->cells * (CHUNK + 2 + l->width);
+           p->cells * (CHUNK + 2 + l->width) +
+           (p->kv_rows * groups_of(&l->key_value) + p->out_rows * most_groups(l)) *
+               (long)(sizeof(row_group) / sizeof(float));
 }
 
 static void share_layer(const plan *p, const layer *l, long index, const scratch *s,
                         const float *rows, const float *rope, float *out) {
     const long d = l->query.depth, ff = l->down.depth;
     share_norm(p, l, rows, s->kv_in, s->normed, out);
-    share_product(&l->key_value, s->kv_in, s->kv, p->kv_rows, 0);
-    share_product(&l->query, s->normed, s->query, p->out_rows, 0);
+    share_product(&l->key_value, s->kv_in, s->kv_groups, s->kv, p->kv_rows, 0);
+    share_product(&l->query, s->normed, s->groups, s->query, p->out_rows, 0);
 #pragma omp barrier
     share_rope(p, l, index, rope, s->kv, s->query);
     share_attention(p, l, index, s->query, s->scores, s->parts, s->attended);
-    share_product(&l->out, s->attended, out, p->out_rows, 1);
+    share_product(&l->out, s->attended, s->groups, out, p->out_rows, 1);
 #pragma omp barrier
 #pragma omp for schedule(static)
     for (long i = 0; i < p->out_rows; i++)
         rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, s->normed + i * d);
-    share_product(&l->gate_up, s->normed, s->gate_up, p->out_rows, 0);
+    share_product(&l->gate_up, s->normed, s->groups, s->gate_up, p->out_rows, 0);
 #pragma omp barrier
     share_swiglu(s->gate_up, p->out_rows, ff, s->hidden);
-    share_product(&l->down, s->hidden, out, p->out_rows, 1);
+    share_product(&l->down, s->hidden, s->groups, out, p->out_rows, 1);
 #pragma omp barrier
 }
 

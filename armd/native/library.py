@@ -12,9 +12,17 @@ from .structs import declare
 
 HARD = 2
 """omp_pause_hard: OpenMP gives up its threads and what it keeps for them."""
-HEADERS = ("gemm.h", "attention.h", "layer.h", "forward.h", "sample.h", "one_stream.h")
-SOURCES = ("gemm.c", "layer.c", "forward.c", "one_stream.c", "sample.c", "decode_step.c")
-SOURCES += ("read_memory.c",)
+HEADERS = (
+    "gemm.h",
+    "quantized_dot.h",
+    "attention.h",
+    "layer.h",
+    "forward.h",
+    "sample.h",
+    "one_stream.h",
+)
+SOURCES = ("gemm.c", "quantized.c", "layer.c", "forward.c", "one_stream.c", "sample.c")
+SOURCES += ("decode_step.c", "read_memory.c")
 
 
 @cache

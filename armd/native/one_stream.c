@@ -47,29 +47,34 @@ static int alloc(row_buffers *b, sequence *const *sequences, long count, long d,
     return 0;
 }
 
-/* The input row of cache slot `slot`: BOS, or the embedding of the token that it holds. */
-static const float *slot_row(const network *net, const sequence *s, long slot) {
-    if (!slot) return net->bos;
-    return net->embedding + s->tokens[s->position[slot - 1]] * net->layers->query.depth;
+/* Columns first .. first + count of the input row of cache slot `slot`: BOS, or the embedding of the
+ * token that it holds. */
+static void slot_row(const network *net, const sequence *s, long slot, long first, long count,
+                     float *to) {
+    if (slot)
+        token_row(net, s->tokens[s->position[slot - 1]], first, count, to);
+    else
+        memcpy(to, net->bos + first, sizeof(float) * count);
 }
 
 static long slot_position(const sequence *s, long slot) { return slot ? s->position[slot - 1] + 1 : 0; }
 
-/* Append a row; without `from` it is filled in later. */
-static void append_row(row_buffers *b, const float *from, long d, long at, long visible) {
-    if (from)
-        memcpy(b->rows + b->n_rows * d, from, sizeof(float) * d);
+/* Append the row of a slot; slot -1 is filled in later. */
+static void append_row(row_buffers *b, const network *net, const sequence *s, long slot, long at,
+                       long visible) {
+    const long d = net->layers->query.depth;
+    if (slot >= 0)
+        slot_row(net, s, slot, 0, d, b->rows + b->n_rows * d);
     else
         memset(b->rows + b->n_rows * d, 0, sizeof(float) * d);
     b->row_at[b->n_rows] = at, b->visible[b->n_rows++] = visible;
 }
 
 static void gather_rows(row_buffers *b, const network *net, const sequence *s, long i) {
-    const long d = net->layers->query.depth, start = first_slot(s), length = slots_used(s);
+    const long start = first_slot(s), length = slots_used(s);
     const long there = s->step_ends[s->step], drawn = tokens_drawn(s), first = b->n_rows;
     for (long slot = start; slot < length; slot++)
-        append_row(b, slot_row(net, s, slot), d, slot_position(s, slot),
-                   s->step ? length : s->low_limit[slot]);
+        append_row(b, net, s, slot, slot_position(s, slot), s->step ? length : s->low_limit[slot]);
     b->unknowns[i] = 0;
     for (long k = 0; k < drawn; k++) {
         const long p = s->position[there + k]; /* its left neighbor is at RoPE position p */
@@ -77,7 +82,7 @@ static void gather_rows(row_buffers *b, const network *net, const sequence *s, l
         long row = first + slot - start;
         if (slot < start || slot >= length || b->visible[row] != length) { /* not shared */
             row = b->n_rows;
-            append_row(b, slot < length ? slot_row(net, s, slot) : NULL, d, p, length);
+            append_row(b, net, s, slot < length ? slot : -1, p, length);
             if (slot >= length) b->unknown[b->n_unknown++] = row, b->unknowns[i]++;
         }
         b->wanted[b->n_wanted++] = row - first;
@@ -97,13 +102,17 @@ static void aggregate(const row_buffers *b, const network *net, const sequence *
                       const long *unknown, long count, long at) {
     const long d = net->layers->query.depth, codes = net->codes;
     const long width = d - at < COLUMNS ? d - at : COLUMNS;
-    for (long c = 0; c < codes; c++) {
-        float *state = s->prefix_state + c * d + at;
-        for (long slot = s->prefix_rows; slot < slots_used(s); slot++) {
-            const float weight = code[slot_position(s, slot) * codes + c];
-            const float *row = slot_row(net, s, slot) + at;
-            for (long i = 0; i < width; i++) state[i] += weight * row[i];
+    for (long slot = s->prefix_rows; slot < slots_used(s); slot++) {
+        const float *weight = code + slot_position(s, slot) * codes;
+        float row[COLUMNS];
+        slot_row(net, s, slot, at, width, row);
+        for (long c = 0; c < codes; c++) {
+            float *state = s->prefix_state + c * d + at;
+            for (long i = 0; i < width; i++) state[i] += weight[c] * row[i];
         }
+    }
+    for (long c = 0; c < codes; c++) {
+        const float *state = s->prefix_state + c * d + at;
         for (long k = 0; k < count; k++) {
             /* the row predicts the position after that of its neighbor */
             const float weight = code[(b->row_at[unknown[k]] + 1) * codes + c];

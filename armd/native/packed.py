@@ -2,13 +2,13 @@
 
 A block of S tokens passes S or 2S rows through every matrix. Stock linear layers then read memory
 at a third of its speed or less, and S streams would win little. Here the matrices are laid out once
-for such products (gemm.c), in float32, or in int8 at a quarter of the bytes, and the other work
-is done between them without going back to torch: of a layer (layer.c), of a whole pass (forward.c).
+for such products (linear.py), in float32 or in fewer bits, and the other work is done between them
+without going back to torch: of a layer (layer.c), of a whole pass (forward.c).
 """
 
 import copy
 from collections.abc import Callable, Sequence
-from ctypes import addressof, byref, c_long
+from ctypes import addressof, c_long
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -17,60 +17,20 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
+from ..model.head import ROWS
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
-from ..model.shapes import Float, Tensor
+from ..model.shapes import Float, Int, Tensor
 from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
 from .library import library
+from .linear import BITS, PackedEmbedding, SkinnyLinear
 from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
 
-WEIGHTS = ("plain", "fp32", "int8")
+WEIGHTS = ("plain", "fp32", "int8", "bf16", "q8", "q4")
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
 NORMS = ("attention_norm", "mlp_norm")
-PANEL = 16
 QUERIES = ("prefix", "mean", "shift", "neighbor")
 """In the order of forward.h."""
-
-
-class SkinnyLinear(nn.Module):
-    """A linear layer for a few float32 rows, its weights in float32 or int8. What it makes of a row
-    does not depend, to the last bit, on the rows beside it."""
-
-    panels: Tensor
-    scale: Tensor | None
-    bias: nn.Parameter | None
-
-    def __init__(
-        self, weight: Float[Tensor, "n m"], bias: nn.Parameter | None = None, *, int8: bool
-    ) -> None:
-        super().__init__()
-        self.outputs, self.depth = weight.shape
-        self.register_parameter("bias", bias)
-        weight, scale = weight.detach(), None
-        if int8:
-            scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-            weight = (weight / scale[:, None]).round().to(torch.int8)
-        self.register_buffer("scale", scale)
-        padded = nn.functional.pad(weight, (0, 0, 0, -self.outputs % PANEL))
-        self.register_buffer("panels", padded.unflatten(0, (-1, PANEL)).mT.contiguous())
-
-    def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
-        rows = x.reshape(-1, self.depth).contiguous()
-        out = rows.new_empty(len(rows), self.outputs)
-        told = byref(self.address())
-        library().skinny_product(told, rows.data_ptr(), out.data_ptr(), len(rows))
-        out = out.view(*x.shape[:-1], self.outputs)
-        return out if self.bias is None else out + self.bias
-
-    def address(self) -> Matrix:
-        """Where the C functions find it."""
-        scale = None if self.scale is None else self.scale.data_ptr()
-        return Matrix(self.panels.data_ptr(), scale, self.depth, self.outputs)
-
-    def matrix(self) -> Float[Tensor, "n m"]:
-        """The weights as they count, laid out as usual."""
-        weight = self.panels.mT.flatten(0, 1)[: self.outputs].float()
-        return weight if self.scale is None else weight * self.scale[:, None]
 
 
 class FastLayer(Layer):
@@ -180,7 +140,9 @@ class FastLM(ArmdLM):
         """Where forward.c finds it."""
         layers = [cast(FastLayer, layer) for layer in self.layers]
         head = cast(SkinnyLinear, self.head).panels
-        weights: list[Tensor | None] = [self.norm.weight, self.embedding.weight, self.bos, head]
+        table = self.embedding
+        table = table.source.panels if isinstance(table, PackedEmbedding) else table.weight
+        weights: list[Tensor | None] = [self.norm.weight, table, self.bos, head]
         query_norm = getattr(self, "query_norm", None)  # no part of query="shift"
         weights += [query_norm and query_norm.weight]
         weights += [getattr(self, name, None) for name in ("unknown", "gate")]  # of "neighbor"
@@ -196,7 +158,10 @@ class FastLM(ArmdLM):
         sizes = (config.n_two_stream, len(layers))
         norms = (query_norm, norm, config.norm_eps)
         start = (addresses_of(layers), *sizes, *norms, codes, QUERIES.index(config.query))
-        return NetworkWeights(*start, embedding, bos, head, *neighbor, config.init_std)
+        tokens = Matrix()
+        if isinstance(self.embedding, PackedEmbedding):
+            embedding, tokens = None, self.embedding.source.address()
+        return NetworkWeights(*start, embedding, bos, head, tokens, *neighbor, config.init_std)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)
@@ -204,10 +169,21 @@ class FastLM(ArmdLM):
     def head_matrix(self) -> Float[Tensor, "v d"]:
         return cast(SkinnyLinear, self.head).matrix()
 
+    def target_log_probs(
+        self, rows: Float[Tensor, "r d"], target: Int[Tensor, "r"]
+    ) -> Float[Tensor, "r"]:
+        head = cast(SkinnyLinear, self.head)
+        if head.weights not in BITS or head.float_rows:
+            return super().target_log_probs(rows, target)
+        parts = zip(rows.split(ROWS), target.split(ROWS), strict=True)
+        made = (head(part).log_softmax(-1).gather(1, to[:, None])[:, 0] for part, to in parts)
+        return torch.cat([*made, rows.new_empty(0)])
 
-def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
-    """A copy of the model for decoding. It shares the embedding and the norms with the original
-    and holds its own matrices. "plain" is the model itself, and so is "fp32" where it has no
+
+def pack(model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False) -> ArmdLM:
+    """A copy of the model for decoding. It shares the norms with the original, and the embedding
+    but for q8 and q4, and holds its own matrices. `float_rows`: q8 and q4 leave rows as they are.
+    "plain" is the model itself, and so is "fp32" where it has no
     advantage: in other precisions, or without a C compiler. On CUDA "fp32" compiles the layers."""
     if weights not in WEIGHTS:
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
@@ -218,20 +194,25 @@ def pack(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
         return model
     if not able:
         raise ArmdError(
-            "int8 weights need a float32 model on a CPU and a C compiler (cc or gcc); install one, "
-            "or use --weights plain"
+            f"{weights} weights need a float32 model on a CPU and a C compiler (cc or gcc); "
+            "install one, or use --weights plain"
         )
     # the memo makes the copy share every parameter
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     fast.__class__ = type(f"Fast{type(model).__name__}", (FastLM, type(model)), {})
+    options = {"weights": weights, "float_rows": float_rows}
     for part in fast.layers:
         layer = cast(Layer, part)
         for name in MATRICES:
             linear = cast(nn.Linear, getattr(layer, name))
-            packed = SkinnyLinear(linear.weight, linear.bias, int8=weights == "int8")
-            setattr(layer, name, packed)
+            setattr(layer, name, SkinnyLinear(linear.weight, linear.bias, **options))
         layer.__class__ = FAST.get(type(layer), type(layer))
-    cast(FastLM, fast).head = SkinnyLinear(model.head_matrix(), int8=weights == "int8")
+    head = SkinnyLinear(model.head_matrix(), **options)
+    if weights in BITS:
+        tied = model.config.tie_word_embeddings
+        source = head if tied else SkinnyLinear(model.embedding.weight, **options)
+        fast.embedding = PackedEmbedding(source)  # type: ignore[assignment]
+    cast(FastLM, fast).head = head
     return fast.eval()
 
 

@@ -15,6 +15,8 @@ class Matrix(ctypes.Structure):
         ("scale", c_void_p),
         ("depth", c_long),
         ("outputs", c_long),
+        ("format", c_long),
+        ("float_rows", c_long),
     )
 
 
@@ -73,6 +75,7 @@ class NetworkWeights(ctypes.Structure):
         ("embedding", c_void_p),
         ("bos", c_void_p),
         ("head", Matrix),
+        ("tokens", Matrix),
         ("unknown", c_void_p),
         ("gate", c_void_p),
         ("init_std", c_float),
@@ -140,7 +143,9 @@ def declare(library: Any) -> Any:
     """Give the functions of the loaded library their argument and result types."""
     pointer = c_void_p
     library.skinny_product.argtypes = [POINTER(Matrix), pointer, pointer, c_long]
-    library.skinny_product.restype = None
+    library.skinny_product.restype = c_int
+    library.weight_row.argtypes = [POINTER(Matrix), c_long, c_long, c_long, pointer]
+    library.weight_row.restype = None
     layers, sequences = [POINTER(LayerWeights), c_long], [POINTER(SequenceRows), c_long]
     library.run_layers.argtypes = [*layers, *sequences, *[pointer] * 3]
     library.run_layers.restype = c_int

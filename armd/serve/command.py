@@ -32,7 +32,7 @@ class Serving:
     """Sequences decoded together."""
     queue: int = 64
     """Texts that may wait for a slot; above that, clients are asked to come again."""
-    weights: Literal["fp32", "int8", "plain"] = "fp32"
+    weights: Literal["fp32", "bf16", "int8", "q8", "q4", "plain"] = "fp32"
     """As for `armd generate`."""
     timeout: float = 120.0
     """A request that exceeds this many seconds returns its partial text."""

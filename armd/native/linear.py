@@ -1,0 +1,96 @@
+"""A linear layer whose weights are laid out for products of a few rows (gemm.c, quantized.c)."""
+
+from ctypes import byref
+
+import torch
+from torch import nn
+
+from ..model.shapes import Float, Int, Tensor
+from .library import library
+from .quantize import PANEL, from_panels, quantize, to_panels
+from .structs import Matrix
+
+FORMATS = ("fp32", "int8", "bf16", "q8", "q4")
+"""In the order of gemm.h."""
+BITS = {"q8": 8, "q4": 4}
+
+
+class SkinnyLinear(nn.Module):
+    """A linear layer for a few float32 rows. What it makes of a row does not depend, to the last
+    bit, on the rows beside it. With q8 and q4 weights rows are rounded to 8 bits too, unless
+    `float_rows` is set."""
+
+    panels: Tensor
+    scale: Tensor | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "n m"],
+        bias: nn.Parameter | None = None,
+        *,
+        weights: str = "fp32",
+        float_rows: bool = False,
+    ) -> None:
+        super().__init__()
+        self.outputs, self.depth = weight.shape
+        self.weights, self.float_rows = weights, float_rows
+        self.register_parameter("bias", bias)
+        panels, scale = _laid_out(weight.detach(), weights)
+        self.register_buffer("panels", panels)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
+        rows = x.reshape(-1, self.depth).contiguous()
+        out = rows.new_empty(len(rows), self.outputs)
+        told = byref(self.address())
+        if library().skinny_product(told, rows.data_ptr(), out.data_ptr(), len(rows)):
+            raise MemoryError("no memory for a product")
+        out = out.view(*x.shape[:-1], self.outputs)
+        return out if self.bias is None else out + self.bias
+
+    def address(self) -> Matrix:
+        """Where the C functions find it."""
+        scale = None if self.scale is None else self.scale.data_ptr()
+        shape = (self.depth, self.outputs, FORMATS.index(self.weights), self.float_rows)
+        return Matrix(self.panels.data_ptr(), scale, *shape)
+
+    def matrix(self) -> Float[Tensor, "n m"]:
+        """The weights as they count, laid out as usual."""
+        if self.weights in BITS:
+            weight = from_panels(self.panels, self.depth, BITS[self.weights])
+            return weight.flatten(0, 1)[: self.outputs]
+        weight = self.panels.mT.flatten(0, 1)[: self.outputs].float()
+        return weight if self.scale is None else weight * self.scale[:, None]
+
+
+def _laid_out(weight: Float[Tensor, "n m"], weights: str) -> tuple[Tensor, Tensor | None]:
+    """Panels, and the scales of int8."""
+    if weights in BITS:
+        return to_panels(*quantize(weight, BITS[weights]), BITS[weights]), None
+    scale = None
+    if weights == "int8":
+        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        weight = (weight / scale[:, None]).round().to(torch.int8)
+    if weights == "bf16":
+        weight = weight.bfloat16()
+    padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
+    return padded.unflatten(0, (-1, PANEL)).mT.contiguous(), scale
+
+
+class PackedEmbedding(nn.Module):
+    """Embeddings read from the panels of a matrix, which may be the head's."""
+
+    def __init__(self, source: SkinnyLinear) -> None:
+        super().__init__()
+        self.source = source
+
+    @property
+    def weight(self) -> Float[Tensor, "v d"]:
+        return self.source.matrix()
+
+    def forward(self, tokens: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
+        source, flat = self.source, tokens.flatten()
+        panels = from_panels(source.panels[flat // PANEL], source.depth, BITS[source.weights])
+        rows = panels[torch.arange(len(flat)), flat % PANEL]
+        return rows.view(*tokens.shape, source.depth)

@@ -1,0 +1,121 @@
+"""8-bit and 4-bit weights: which scale each 32 inputs of an output get, and the panels of bytes
+that quantized.c reads.
+
+A weight is scale * value. Scales are bf16 numbers, so that C widens them by a shift; values are
+rounded after the scale is. Eight bits: -127 .. 127, the scale from the largest weight. Four bits:
+-8 .. 7, where the scale with the least squared error is searched for."""
+
+import torch
+from torch import nn
+
+from ..errors import ArmdError
+from ..model.shapes import Float, Int, Tensor
+
+GROUP, PANEL = 32, 16
+"""Inputs that share a scale; outputs of a panel."""
+LINE = 64
+"""Bytes: weights of a panel start at a whole cache line."""
+TRIALS = (7.5, 8.5, 9.0, 9.5, 10.0, -7.0, -7.5, -8.0)
+"""Where the largest weight of a group of four bits may end, but for -8: what is beyond the values
+there are is clipped. A negative number turns the sign of the scale."""
+CHUNK = 1 << 16
+"""Groups that are searched at once."""
+
+
+def quantize(
+    weight: Float[Tensor, "n m"], bits: int
+) -> tuple[Int[Tensor, "n g 32"], Float[Tensor, "n g"]]:
+    """Values, as int8, and the scale of each group; inputs are filled up with zeros."""
+    weight = weight.detach().float()
+    if not weight.isfinite().all():
+        raise ArmdError(
+            f"weights with NaN or infinite numbers can't be rounded to {bits} bits; "
+            "the model is broken: export an earlier checkpoint"
+        )
+    groups = nn.functional.pad(weight, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    flat = groups.reshape(-1, GROUP)
+    parts = [_eight(part) if bits == 8 else _four(part) for part in flat.split(CHUNK)]
+    values, scales = (torch.cat(side) for side in zip(*parts, strict=True))
+    return values.view(groups.shape), scales.view(groups.shape[:2])
+
+
+def _eight(groups: Tensor) -> tuple[Tensor, Tensor]:
+    scale = _bf16(groups.abs().amax(1) / 127)
+    scale = torch.where(scale * 127 < groups.abs().amax(1), _next_bf16(scale), scale)
+    return _rounded(groups, scale, -127, 127), scale
+
+
+def _four(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of some scales, and of what least squares make of them with the same values."""
+    largest = groups.gather(1, groups.abs().argmax(1, keepdim=True))[:, 0]
+    scale = _bf16(largest / -8)
+    values = _rounded(groups, scale, -8, 7)
+    error = _error(groups, values, scale)
+    for trial in TRIALS:
+        other = _bf16(largest / -trial)
+        for fit in (False, True):
+            if fit:
+                rounded = _rounded(groups, other, -8, 7).float()
+                product, square = (groups * rounded).sum(1), rounded.square().sum(1)
+                other = _bf16(product / square.clamp(min=1))
+            rounded = _rounded(groups, other, -8, 7)
+            off = _error(groups, rounded, other)
+            better = off < error
+            scale, error = torch.where(better, other, scale), torch.where(better, off, error)
+            values = torch.where(better[:, None], rounded, values)
+    return values, scale
+
+
+def _rounded(groups: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    inverse = torch.where(scale == 0, 0.0, 1 / scale.double())  # exact enough for any scale
+    scaled = groups.double() * inverse[:, None] if high > 7 else groups * inverse[:, None].float()
+    return scaled.round().clamp(low, high).to(torch.int8)
+
+
+def _error(groups: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    return (groups - values * scale[:, None]).square().sum(1)
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def _next_bf16(x: Tensor) -> Tensor:
+    """The next larger bf16 number after a positive one."""
+    return (x.view(torch.int32) + (1 << 16)).view(torch.float32)
+
+
+def to_panels(values: Int[Tensor, "n g 32"], scale: Float[Tensor, "n g"], bits: int) -> Tensor:
+    """Panels as quantized.c reads them, (panels, bytes)."""
+    outputs, groups = scale.shape
+    more = -outputs % PANEL
+    scale = nn.functional.pad(scale, (0, 0, 0, more)).unflatten(0, (-1, PANEL))
+    head = scale.mT.contiguous().bfloat16().view(torch.uint8).flatten(1)
+    head = nn.functional.pad(head, (0, -head.shape[1] % LINE))
+    stored = (values.short() + (1 << (bits - 1))).to(torch.uint8)
+    stored = nn.functional.pad(stored, (0, 0, 0, 0, 0, more), value=1 << (bits - 1))
+    quads = stored.view(-1, PANEL, groups, 8, 4).permute(0, 2, 3, 1, 4)
+    if bits == 4:
+        quads = quads[:, :, :4] | quads[:, :, 4:] << 4
+    return torch.cat([head, quads.flatten(1)], 1)
+
+
+def panel_bytes(depth: int, bits: int) -> int:
+    """Of one panel."""
+    groups = -(-depth // GROUP)
+    head = 2 * PANEL * groups
+    return head + -head % LINE + groups * PANEL * GROUP * bits // 8
+
+
+def from_panels(panels: Tensor, depth: int, bits: int) -> Float[Tensor, "p 16 m"]:
+    """The weights that panels stand for."""
+    groups = -(-depth // GROUP)
+    scale = panels[:, : 2 * PANEL * groups].contiguous().view(torch.bfloat16).float()
+    size = groups * PANEL * GROUP * bits // 8
+    quads = panels[:, -size:].reshape(len(panels), groups, bits, PANEL, 4)
+    if bits == 4:
+        quads = torch.cat([quads & 15, quads >> 4], 2)
+    values = quads.permute(0, 3, 1, 2, 4).float() - (1 << (bits - 1))
+    values = values.reshape(len(panels), PANEL, groups, GROUP)
+    scale = scale.view(len(panels), groups, PANEL).mT
+    return (values * scale[..., None]).flatten(2)[..., :depth]

@@ -1,0 +1,135 @@
+/* Products with 8-bit and 4-bit weights. Each 32 inputs of an output share a scale (bf16), and so do
+ * each 32 numbers of a row (float), which is quantised to int8 as it comes. Within such a group
+ * integers are multiplied and added, exactly; the groups are then added in their order:
+ *
+ *   y = sum over groups of  integer * (weight scale * row scale)      one rounding each (fma)
+ *
+ * So every machine, every number of rows and of threads gives the same bits as the plain form.
+ *
+ * A panel of 16 outputs is [groups][16] scales, filled up to whole cache lines, then [groups] blocks
+ * of 16 x 32 weights (see quantized_dot.h). Inputs are filled up to whole groups with zeros. */
+#include "quantized_dot.h"
+
+enum { AHEAD = 4096 }; /* bytes between what is read and what is prefetched */
+
+INLINE int bits_of(const matrix *w) { return w->format == Q8 ? 8 : 4; }
+INLINE long scale_bytes(long groups) { return (groups * WIDTH * 2 + 63) / 64 * 64; }
+
+INLINE const uint8_t *panel_at(const matrix *w, long panel) {
+    const long groups = groups_of(w);
+    const long bytes = scale_bytes(groups) + groups * 64 * bits_of(w);
+    return (const uint8_t *)w->panels + panel * bytes;
+}
+
+/* Numbers that are not finite make the scale NaN, and so every output of the row. */
+void quantize_group(const float *x, long width, long format, row_group *to) {
+    float all[GROUP] = {0};
+    uint32_t bits[GROUP], most = 0;
+    memcpy(all, x, sizeof(float) * width);
+    memcpy(bits, all, sizeof(bits));
+    for (int i = 0; i < GROUP; i++) {
+        bits[i] &= 0x7fffffff; /* of positive floats the larger one has the larger bits */
+        most = bits[i] > most ? bits[i] : most;
+    }
+    float largest;
+    memcpy(&largest, &most, sizeof(float));
+    memset(to, 0, sizeof(*to));
+    if (most >= 0x7f800000) to->scale = NAN;
+    if (most >= 0x7f800000 || largest < 1e-30f) return;
+    to->scale = largest / 127;
+    round_values(all, 127 / largest, to->value);
+    for (int i = 0; i < GROUP; i++) to->offset -= to->value[i];
+    to->offset *= format == Q8 ? 128 : 8;
+}
+
+/* `rows` rows against LANES outputs of a panel; `x` has `groups` groups a row. */
+INLINE void lanes(const uint16_t *scales, const uint8_t *weights, const row_group *x, long groups,
+                  float *out, const int bits, const int rows, const int fetch) {
+    floats sum[ROWS] = {0};
+    for (long g = 0; g < groups; g++) {
+        const uint8_t *block = weights + g * 64 * bits;
+        if (fetch)
+            for (int i = 0; i < bits; i++) __builtin_prefetch(block + AHEAD + i * 64);
+        integers v[8];
+        load_group(block, bits, v);
+        const floats scale = load_scales(scales + g * WIDTH);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            const row_group *own = x + r * groups + g;
+            sum[r] = add_scaled(sum[r], group_dot(v, own, bits), scale, own->scale);
+        }
+    }
+    for (int r = 0; r < rows; r++) memcpy(out + r * WIDTH, sum + r, sizeof(floats));
+}
+
+INLINE void some_rows(const uint8_t *panel, const row_group *x, long groups, float *out,
+                      const int bits, const int rows, int fetch) {
+    const uint8_t *weights = panel + scale_bytes(groups);
+    for (int i = 0; i < WIDTH; i += LANES) {
+        const uint16_t *scales = (const uint16_t *)panel + i;
+        if (fetch && !i)
+            lanes(scales, weights, x, groups, out, bits, rows, 1);
+        else
+            lanes(scales, weights + i * 4, x, groups, out + i, bits, rows, 0);
+    }
+}
+
+#define CASE(n)                                                                                    \
+    case n:                                                                                        \
+        some_rows(panel, x, groups, out, bits, n < ROWS ? n : ROWS, fetch);                        \
+        break;
+
+INLINE void any_rows(const uint8_t *panel, const row_group *x, long groups, float *out,
+                     const int bits, long rows, int fetch) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+    }
+}
+
+/* One panel against quantised rows: y (rows, outputs). */
+void quantized_panel(const matrix *w, const row_group *x, float *y, long rows, int add, long panel) {
+    const long groups = groups_of(w), first = panel * WIDTH, left = w->outputs - first;
+    const long width = left < WIDTH ? left : WIDTH, parts = (rows + ROWS - 1) / ROWS;
+    const uint8_t *at = panel_at(w, panel);
+    for (long i = 0; i < parts; i++) {
+        const long from = i * rows / parts, upto = (i + 1) * rows / parts;
+        float out[ROWS * WIDTH];
+        if (w->format == Q8)
+            any_rows(at, x + from * groups, groups, out, 8, upto - from, !i);
+        else
+            any_rows(at, x + from * groups, groups, out, 4, upto - from, !i);
+        for (long r = from; r < upto; r++) {
+            float *made = out + (r - from) * WIDTH, *to = y + r * w->outputs + first;
+            for (long j = 0; j < width; j++) to[j] = add ? to[j] + made[j] : made[j];
+        }
+    }
+}
+
+/* The weight of output `lane` of a panel and input k. */
+INLINE float weight_at(const uint8_t *panel, long groups, const int bits, long lane, long k) {
+    const long g = k / GROUP, i = k % GROUP;
+    const uint8_t *block = panel + scale_bytes(groups) + g * 64 * bits + lane * 4 + i % 4;
+    const int value = bits == 8 ? block[i / 4 * 64] - 128
+                                : (block[i / 4 % 4 * 64] >> (i < 16 ? 0 : 4) & 15) - 8;
+    uint32_t scale = (uint32_t)((const uint16_t *)panel)[g * WIDTH + lane] << 16;
+    float of;
+    memcpy(&of, &scale, sizeof(of));
+    return of * value;
+}
+
+/* Inputs first .. first + deep of a panel as floats, [deep][16]. */
+void widen_block(const matrix *w, long panel, long first, long deep, float *to) {
+    const uint8_t *at = panel_at(w, panel);
+    for (long k = 0; k < deep; k++)
+        for (long lane = 0; lane < WIDTH; lane++)
+            to[k * WIDTH + lane] = bits_of(w) == 8
+                                       ? weight_at(at, groups_of(w), 8, lane, first + k)
+                                       : weight_at(at, groups_of(w), 4, lane, first + k);
+}
+
+/* Weights first .. first + count of one output. */
+void weight_row(const matrix *w, long output, long first, long count, float *to) {
+    const uint8_t *at = panel_at(w, output / WIDTH);
+    for (long k = 0; k < count; k++)
+        to[k] = weight_at(at, groups_of(w), bits_of(w), output % WIDTH, first + k);
+}
