@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "adapt_command",
         "teach a converted model to write in streams",
     ),
+    "quantize": ("commands.quantize", "quantize", "round weights to 8 or 4 bits, and measure it"),
     "verify": ("commands.verify", "verify", "check a run, a model or a dataset for damage"),
     "generate": ("commands.generate", "generate", "write text: continue prompts, fill blanks"),
     "eval ppl": ("eval.ppl", "eval_ppl", "perplexity by the field's protocols"),

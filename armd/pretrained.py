@@ -28,6 +28,8 @@ MOST, MOST_CONFIG = 1 << 24, 1 << 24
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
+QUANTIZED = "quantized.json"
+"""In a folder of quantised weights; see native/packed_file.py."""
 # words that name a model -> (module of armd, function) that gives its folder
 NAMED = {"smollm2": ("convert.smollm2", "ready_folder")}
 
@@ -35,6 +37,10 @@ NAMED = {"smollm2": ("convert.smollm2", "ready_folder")}
 def is_named(path: Path | str) -> bool:
     """Whether this is a word for a model, and not a folder of that name."""
     return str(path) in NAMED and not Path(path).exists()
+
+
+def is_quantized(folder: Path) -> bool:
+    return (folder / QUANTIZED).is_file()
 
 
 def model_folder(path: Path | str) -> Path:
@@ -65,12 +71,23 @@ def load_model(path: Path | str, *, device: str = "cpu") -> Any:
         raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; name an armd folder")
     check_saved(folder)
     where, shown = find_device(device), logging.is_progress_bar_enabled()
+    if is_quantized(folder):
+        return load_packed(folder, name, where)
     logging.disable_progress_bar()
     try:
         return model_class(name).from_pretrained(folder).eval().to(where)
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def load_packed(folder: Path, name: str, device: Any) -> Any:
+    """The model of a folder that `armd quantize` wrote."""
+    from .native.packed_file import load_quantized
+
+    if name != "armd" or device.type != "cpu":
+        raise ArmdError(f"{folder} is quantized: that is for models of armd on a CPU alone")
+    return load_quantized(folder)
 
 
 def saved_kind(folder: Path) -> tuple[str, str]:
@@ -124,7 +141,9 @@ def check_sizes(folder: Path) -> None:
         for file in folder.glob("*.safetensors"):
             with safe_open(file, "pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - no dict
-                    elements += prod(opened.get_slice(key).get_shape())
+                    part = opened.get_slice(key)
+                    # a byte of quantised weights holds two at most
+                    elements += prod(part.get_shape()) * (2 if part.get_dtype() == "U8" else 1)
                     tensors += 1
     except (OSError, SafetensorError) as error:
         raise ArmdError(f"{folder} is damaged ({error}); copy or export it again") from None

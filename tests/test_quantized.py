@@ -30,7 +30,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     made = {"here": native.library().skinny_product}
     folder, sources = tmp_path_factory.mktemp("forms"), Path(native.__file__).parent
     files = [str(sources / file) for file in KERNELS]
-    flags = {"plain": ("-DARMD_PLAIN",)}
+    flags: dict[str, tuple[str, ...]] = {"plain": ("-DARMD_PLAIN",)}
     if " avx2 " in Path("/proc/cpuinfo").read_text():
         flags["avx2"] = NARROWER
     for name, more in flags.items():

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ..baselines import knows_orders, model_class
 from ..errors import ArmdError
 from ..model.strict_model import check_weight_files
-from ..pretrained import OURS, TOKENIZER_FILES, check_saved, is_named, model_folder, saved_kind
+from ..pretrained import (
+    OURS,
+    TOKENIZER_FILES,
+    check_saved,
+    is_named,
+    is_quantized,
+    load_packed,
+    model_folder,
+    saved_kind,
+)
 from ..runtime.device import find_device
 from ..runtime.threads import use_few_threads
 
@@ -101,7 +110,14 @@ def load(
     kind, model_name = saved_kind(folder) if folder else ("hub", "")
     if folder is not None and kind in OURS:
         check_saved(folder)
-        model: Any = model_class(model_name).from_pretrained(folder, dtype=dtype)
+        quantized = is_quantized(folder)
+        model: Any = (
+            load_packed(folder, model_name, find_device(device))
+            if quantized
+            else model_class(model_name).from_pretrained(folder, dtype=dtype)
+        )
+        if quantized and precision != "float32":
+            raise ArmdError(f"{folder} is quantized already; leave out --precision")
         if precision in ROUNDED:
             if not knows_orders(model_name):
                 raise ArmdError(f"{precision} weights are not for {model_name}; use float32")

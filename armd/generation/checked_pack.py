@@ -31,6 +31,8 @@ def pack_checked(model: ArmdLM, weights: str = "fp32") -> ArmdLM:
     packed = pack(model, weights)
     if not isinstance(packed, FastLM) or not packed.whole:  # decoded by torch
         return packed
+    if packed is model:  # from a quantised folder
+        weights = packed.weights
     # rounded weights differ from the model on purpose: there the packed weights are scored by torch
     off = largest_difference(packed, model if weights == "fp32" else packed)
     if off <= (ROUNDED if weights in BITS else TOLERANCE):

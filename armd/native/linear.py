@@ -1,11 +1,14 @@
 """A linear layer whose weights are laid out for products of a few rows (gemm.c, quantized.c)."""
 
+from __future__ import annotations
+
 from ctypes import byref
 
 import torch
 from torch import nn
 
 from ..model.shapes import Float, Int, Tensor
+from .huge_pages import Arena
 from .library import library
 from .quantize import PANEL, from_panels, quantize, to_panels
 from .structs import Matrix
@@ -31,12 +34,41 @@ class SkinnyLinear(nn.Module):
         *,
         weights: str = "fp32",
         float_rows: bool = False,
+        arena: Arena | None = None,
+    ) -> None:
+        panels, scale = _laid_out(weight.detach(), weights)
+        panels = arena.copy(panels) if arena else panels
+        self._hold(panels, scale, bias, tuple(weight.shape), weights, float_rows=float_rows)
+
+    @classmethod
+    def of_panels(
+        cls,
+        panels: Tensor,
+        bias: nn.Parameter | None,
+        shape: tuple[int, int],
+        *,
+        weights: str,
+        float_rows: bool,
+    ) -> SkinnyLinear:
+        """Of q8 or q4 panels that were made before."""
+        made = cls.__new__(cls)
+        made._hold(panels, None, bias, shape, weights, float_rows=float_rows)
+        return made
+
+    def _hold(
+        self,
+        panels: Tensor,
+        scale: Tensor | None,
+        bias: nn.Parameter | None,
+        shape: tuple[int, ...],
+        weights: str,
+        *,
+        float_rows: bool,
     ) -> None:
         super().__init__()
-        self.outputs, self.depth = weight.shape
+        self.outputs, self.depth = shape
         self.weights, self.float_rows = weights, float_rows
         self.register_parameter("bias", bias)
-        panels, scale = _laid_out(weight.detach(), weights)
         self.register_buffer("panels", panels)
         self.register_buffer("scale", scale)
 

@@ -22,6 +22,7 @@ from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
 from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
+from .huge_pages import Arena
 from .library import library
 from .linear import BITS, PackedEmbedding, SkinnyLinear
 from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
@@ -136,6 +137,11 @@ class FastLM(ArmdLM):
         usual = type(self).first_query_from_sums is ArmdLM.first_query_from_sums
         return usual and all(isinstance(part, FastLayer) and part.fits for part in self.layers)
 
+    @property
+    def weights(self) -> str:
+        """Their format."""
+        return cast(SkinnyLinear, self.head).weights
+
     def address(self) -> NetworkWeights:
         """Where forward.c finds it."""
         layers = [cast(FastLayer, layer) for layer in self.layers]
@@ -187,6 +193,8 @@ def pack(model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False) -> A
     advantage: in other precisions, or without a C compiler. On CUDA "fp32" compiles the layers."""
     if weights not in WEIGHTS:
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
+    if isinstance(model, FastLM):
+        return packed_already(model, weights)
     able = model.device.type == "cpu" and model.dtype == torch.float32 and library() is not None
     if weights == "fp32" and model.device.type == "cuda":
         return compiled(model)
@@ -199,21 +207,45 @@ def pack(model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False) -> A
         )
     # the memo makes the copy share every parameter
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    fast.__class__ = type(f"Fast{type(model).__name__}", (FastLM, type(model)), {})
-    options = {"weights": weights, "float_rows": float_rows}
-    for part in fast.layers:
+    arena = Arena()
+
+    def make(_: str, weight: Tensor, bias: nn.Parameter | None) -> SkinnyLinear:
+        return SkinnyLinear(weight, bias, weights=weights, float_rows=float_rows, arena=arena)
+
+    return assemble(fast, make, packed_embedding=weights in BITS).eval()
+
+
+def assemble(
+    model: ArmdLM,
+    make: Callable[[str, Tensor, nn.Parameter | None], SkinnyLinear],
+    *,
+    packed_embedding: bool,
+) -> FastLM:
+    """Put what `make` gives for each matrix, by its name, into the model itself."""
+    for number, part in enumerate(model.layers):
         layer = cast(Layer, part)
         for name in MATRICES:
             linear = cast(nn.Linear, getattr(layer, name))
-            setattr(layer, name, SkinnyLinear(linear.weight, linear.bias, **options))
+            made = make(f"layers.{number}.{name}", linear.weight, linear.bias)
+            setattr(layer, name, made)
         layer.__class__ = FAST.get(type(layer), type(layer))
-    head = SkinnyLinear(model.head_matrix(), **options)
-    if weights in BITS:
+    head = make("head", model.head_matrix(), None)
+    if packed_embedding:
         tied = model.config.tie_word_embeddings
-        source = head if tied else SkinnyLinear(model.embedding.weight, **options)
-        fast.embedding = PackedEmbedding(source)  # type: ignore[assignment]
-    cast(FastLM, fast).head = head
-    return fast.eval()
+        source = head if tied else make("embedding.source", model.embedding.weight, None)
+        model.embedding = PackedEmbedding(source)  # type: ignore[assignment]
+    model.__class__ = type(f"Fast{type(model).__name__}", (FastLM, type(model)), {})
+    fast = cast(FastLM, model)
+    fast.head = head
+    return fast
+
+
+def packed_already(model: FastLM, weights: str) -> ArmdLM:
+    """A model from a quantised folder, asked for as other weights: its own are the only ones."""
+    own = model.weights
+    if weights not in ("fp32", own):  # fp32 is what is asked for where nothing is said
+        raise ArmdError(f"this model has {own} weights already; leave out --weights {weights}")
+    return model
 
 
 def compiled(model: ArmdLM, **options: Any) -> ArmdLM:

@@ -20,6 +20,7 @@ _CODES = {
     torch.float16: "F16",
     torch.int64: "I64",
     torch.bool: "BOOL",
+    torch.uint8: "U8",
 }
 _CHUNK = 16 << 20
 
