@@ -11,7 +11,8 @@ the context after BOS.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from math import prod
 
 import torch
 
@@ -19,6 +20,7 @@ from ..model.layers import Mask, attention, bool_mask, rope_cos_sin
 from ..model.limited_attention import limit_mask
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Bool, Float, Int, Tensor
+from ..native.huge_pages import PAGE, Arena
 
 
 @dataclass(eq=False)
@@ -76,7 +78,12 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> KVCache:
     config, like = model.config, model.bos
     shape = (batch, length + 1, config.n_kv_heads, config.d_head)
     # zeros, not garbage: a masked slot still multiplies, and 0 * NaN is NaN
-    keys, values = ([like.new_zeros(shape) for _ in model.layers] for _ in range(2))
+    size = 2 * len(model.layers) * prod(shape) * like.dtype.itemsize
+    if like.device.type == "cpu" and size >= PAGE:
+        zeros = partial(Arena(size).zeros, dtype=like.dtype)
+    else:
+        zeros = like.new_zeros
+    keys, values = ([zeros(shape) for _ in model.layers] for _ in range(2))
     # of all positions there are, not of these: a product of fewer rows can have other last bits
     positions = max(length, config.max_length) + 2
     rope = rope_cos_sin(torch.arange(positions, device=like.device)[None], config)[0].to(like.dtype)

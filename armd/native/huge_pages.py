@@ -38,8 +38,9 @@ class Arena:
 def mapping(size: int) -> Tensor:
     """Zeroed bytes, from a whole huge page on where the system maps them so."""
     size += -size % PAGE
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
+        return torch.zeros(size, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
