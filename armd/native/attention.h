@@ -1,72 +1,10 @@
 /* Attention of the few rows of a sequence over its KV cache, in chunks of 32 slots: keys and values
  * are read once, in order, for all rows and heads; the sums of the chunks are combined at the end.
  * The result of a row does not depend on the rows beside it. */
-#include "gemm.h"
-#include <math.h>
-#include <string.h>
+#include "vectors.h"
 
-enum { CHUNK = 32, MAX_WIDTH = 256 }; /* MAX_WIDTH: of a head, where the cache is bf16 */
-typedef int32_t ints __attribute__((vector_size(32), aligned(4)));
-typedef uint16_t halves __attribute__((vector_size(16), aligned(2)));
-
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
-#endif
-
-INLINE vec larger(vec a, vec b) {
-    const ints first = a > b;
-    return (vec)(((ints)a & first) | ((ints)b & ~first));
-}
-
-/* e^x, to about float's precision; x is clamped to -87..88. */
-INLINE vec exponential(vec x) {
-    const vec zero = {0};
-    x = -larger(-larger(x, zero - 87), zero - 88);
-    const vec shifted = x * 1.44269504f + 12582912.0f; /* low bits: x / ln 2, rounded */
-    const vec n = shifted - 12582912.0f, r = x - n * 0.693359375f - n * -2.12194440e-4f;
-    vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1;
-    return (vec)((ints)p + ((ints)shifted << 23));
-}
-
-/* From bf16 to float. The width is a multiple of 8. */
-INLINE void widen_bf16(const uint16_t *x, const long width, float *out) {
-    for (long i = 0; i < width; i += 8)
-        *(vec *)(out + i) = (vec)(__builtin_convertvector(*(const halves *)(x + i), ints) << 16);
-}
-
-/* From float to bf16, rounded to nearest even; NaN stays NaN. */
-static inline void narrow_bf16(const float *x, long width, uint16_t *out) {
-    for (long i = 0; i < width; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof(bits));
-        const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
-        out[i] = (x[i] == x[i] ? rounded : bits | 0x400000) >> 16;
-    }
-}
-
-INLINE float sum(vec x) {
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-}
-
-/* The sums of eight vectors, one in each lane. */
-INLINE vec sums(const vec x[8]) {
-    vec pair[4], four[2];
-    for (int i = 0; i < 4; i++)
-        pair[i] = SHUFFLE(x[2 * i], x[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
-                  SHUFFLE(x[2 * i], x[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    for (int i = 0; i < 2; i++)
-        four[i] = SHUFFLE(pair[2 * i], pair[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
-                  SHUFFLE(pair[2 * i], pair[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-    return SHUFFLE(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-           SHUFFLE(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
-}
+enum { CHUNK = 32, QUERIES = 4 };              /* slots of a chunk; queries that share values */
+enum { MAX_WIDTH = 256, MAX_PAIRED = 128 };    /* of a head: where the cache is bf16; for two_dots */
 
 /* The rows of one sequence in one layer. Each group of heads / kv_heads query heads shares the keys and
  * values of one head of the cache. */
@@ -80,6 +18,38 @@ typedef struct {
     const long *position;    /* token k is at RoPE position position[k] + 1 ... */
     long bos_slots;          /* ... and in slot k + bos_slots; BOS, at position 0, is before them */
 } attention_input;
+
+/* Scores of eight keys against one query; with 512-bit vectors against two, which share the keys. */
+INLINE void dots(const float *q, const float *const key[8], const long width, float scale,
+                 float *scores) {
+    vec dot[8] = {{0}};
+    for (long i = 0; i < width; i += 8)
+        for (long j = 0; j < 8; j++) dot[j] += *(vec *)(q + i) * *(vec *)(key[j] + i);
+    *(vec *)scores = sums(dot) * scale;
+}
+
+#ifdef __AVX512DQ__
+INLINE void pair_keys(const float *const key[8], const long width, float *pairs) {
+    for (long i = 0; i < width; i += 8)
+        for (long j = 0; j < 4; j++, pairs += 16)
+            *(wide_vec *)pairs = (wide_vec)_mm512_insertf32x8(
+                _mm512_castps256_ps512(_mm256_loadu_ps(key[j] + i)),
+                _mm256_loadu_ps(key[j + 4] + i), 1);
+}
+
+INLINE void two_dots(const float *q, const float *r, const float *pairs, const long width,
+                     float scale, float *scores, float *others) {
+    wide_vec dot[4] = {{0}}, other[4] = {{0}};
+    for (long i = 0; i < width; i += 8, pairs += 64) {
+        const wide_vec a = twice(q + i), b = twice(r + i);
+        for (long j = 0; j < 4; j++) {
+            const wide_vec keys = *(wide_vec *)(pairs + j * 16);
+            dot[j] += a * keys, other[j] += b * keys;
+        }
+    }
+    *(vec *)scores = wide_sums(dot) * scale, *(vec *)others = wide_sums(other) * scale;
+}
+#endif
 
 /* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows and all
  * heads of their group. The values are needed next, so they are prefetched here. */
@@ -99,16 +69,20 @@ INLINE void score(const attention_input *a, const char *keys, const char *values
                 key[j] = bf16 ? wide + j * width : (const float *)(keys + at);
                 for (long i = 0; i < width * size; i += 64) __builtin_prefetch(values + at + i);
             }
-            for (long r = 0; r < rows; r++)
-                for (long g = 0; g < group; g++) {
-                    const long cell = r * heads + h * group + g;
-                    const float *q = query + cell * width;
-                    vec dot[8] = {{0}};
-                    for (long i = 0; i < width; i += 8)
-                        for (long j = 0; j < 8; j++)
-                            dot[j] += *(vec *)(q + i) * *(vec *)(key[j] + i);
-                    *(vec *)(scores + cell * CHUNK + s) = sums(dot) * scale;
-                }
+            /* the queries of the group: cell(0), cell(1) ... */
+#define CELL(n) ((n) / group * heads + h * group + (n) % group)
+            long n = 0;
+#ifdef __AVX512DQ__
+            float pairs[8 * MAX_PAIRED];
+            if (rows * group > 1 && width <= MAX_PAIRED) {
+                pair_keys(key, width, pairs);
+                for (; n + 1 < rows * group; n += 2)
+                    two_dots(query + CELL(n) * width, query + CELL(n + 1) * width, pairs, width,
+                             scale, scores + CELL(n) * CHUNK + s, scores + CELL(n + 1) * CHUNK + s);
+            }
+#endif
+            for (; n < rows * group; n++)
+                dots(query + CELL(n) * width, key, width, scale, scores + CELL(n) * CHUNK + s);
         }
 }
 
@@ -128,9 +102,8 @@ static void add_right_bias(const attention_input *a, long first, long slots, flo
     }
 }
 
-/* For one row and head: the largest score, the sum of weights, and the sum of weighted values. */
-INLINE void weigh(float *score, const float *value, long visible, long stride, const long width,
-                  float *part) {
+/* For one row and head: scores become weights; the largest score and the sum of weights to `part`. */
+INLINE void weigh(float *score, long visible, float *part) {
     for (long s = visible; s < CHUNK; s++) score[s] = -INFINITY;
     vec most = *(vec *)score, total = {0};
     for (long s = 8; s < CHUNK; s += 8) most = larger(most, *(vec *)(score + s));
@@ -141,16 +114,34 @@ INLINE void weigh(float *score, const float *value, long visible, long stride, c
         *(vec *)(score + s) = exponential(*(vec *)(score + s) - most);
     for (long s = visible; s < CHUNK; s++) score[s] = 0;
     for (long s = 0; s < CHUNK; s += 8) total += *(vec *)(score + s);
-    for (long i = 0; i < width; i += 64) {
-        vec out[8] = {{0}};
-        const long blocks = width - i < 64 ? (width - i) / 8 : 8;
-        for (long s = 0; s < visible; s++)
-            for (long j = 0; j < blocks; j++)
-                out[j] += score[s] * *(vec *)(value + s * stride + i + j * 8);
-        for (long j = 0; j < blocks; j++) *(vec *)(part + 2 + i + j * 8) = out[j];
-    }
     part[0] = most[0];
     part[1] = sum(total);
+}
+
+/* Weighted values of one head, summed up for some queries that see equally many. */
+INLINE void add_values(const float *const *weight, float *const *part, const float *value,
+                       long visible, long stride, const long width, const int queries) {
+    long i = 0;
+    for (; i + WIDE <= width; i += 4 * WIDE) {
+        wide_vec out[QUERIES][4] = {{{0}}};
+        const long blocks = width - i < 4 * WIDE ? (width - i) / WIDE : 4;
+        for (long s = 0; s < visible; s++)
+#pragma GCC unroll 4
+            for (int j = 0; j < blocks; j++) {
+                const wide_vec v = *(wide_vec *)(value + s * stride + i + j * WIDE);
+#pragma GCC unroll 4
+                for (int n = 0; n < queries; n++) out[n][j] += weight[n][s] * v;
+            }
+        for (int n = 0; n < queries; n++)
+            for (int j = 0; j < blocks; j++) *(wide_vec *)(part[n] + 2 + i + j * WIDE) = out[n][j];
+    }
+    for (i = width / WIDE * WIDE; i < width; i += 8) /* half a vector is left, where WIDE is 16 */
+        for (int n = 0; n < queries; n++) {
+            vec out = {0};
+            for (long s = 0; s < visible; s++)
+                out += weight[n][s] * *(vec *)(value + s * stride + i);
+            *(vec *)(part[n] + 2 + i) = out;
+        }
 }
 
 /* One chunk of a cache, from slot `first` on: (rows, heads, 2 + width) to `parts`. */
@@ -168,15 +159,29 @@ INLINE void attend(const attention_input *a, const long width, const int bf16, l
         const float *value = bf16 ? wide : (const float *)values + h * width;
         for (long s = 0; s < slots && bf16; s++)
             widen_bf16((const uint16_t *)values + s * row + h * width, width, wide + s * width);
-        for (long r = 0; r < a->rows; r++)
-            for (long g = 0; g < group; g++) {
-                const long left = a->visible[r] - first, cell = r * heads + h * group + g;
-                float *part = parts + cell * (2 + width);
-                part[0] = -INFINITY;
-                if (left > 0)
-                    weigh(scores + cell * CHUNK, value, left < slots ? left : slots, stride, width,
-                          part);
+        const float *weight[QUERIES];
+        float *part[QUERIES];
+        long seen = 0;
+        int n = 0; /* queries that wait for the values: of equally many slots, `seen` */
+        for (long i = 0; i <= a->rows * group; i++) {
+            const long left = i < a->rows * group ? a->visible[i / group] - first : -1;
+            const long now = left < slots ? left : slots;
+            if (n == QUERIES || (n && now != seen)) {
+                if (n == QUERIES)
+                    add_values(weight, part, value, seen, stride, width, QUERIES);
+                else
+                    for (int j = 0; j < n; j++)
+                        add_values(weight + j, part + j, value, seen, stride, width, 1);
+                n = 0;
             }
+            if (i == a->rows * group) break;
+            const long cell = i / group * heads + h * group + i % group;
+            float *to = parts + cell * (2 + width);
+            to[0] = -INFINITY;
+            if (left <= 0) continue;
+            weigh(scores + cell * CHUNK, now, to);
+            weight[n] = scores + cell * CHUNK, part[n++] = to, seen = now;
+        }
     }
 }
 

@@ -15,6 +15,7 @@ HARD = 2
 HEADERS = (
     "gemm.h",
     "quantized_dot.h",
+    "vectors.h",
     "attention.h",
     "layer.h",
     "forward.h",
