@@ -60,7 +60,9 @@ class Loaded:
 
     @property
     def parameters(self) -> int:
-        return sum(weight.numel() for weight in self.model.parameters())
+        from ..native.linear import count_weights
+
+        return count_weights(self.model)
 
     @property
     def config(self) -> str:

@@ -110,6 +110,13 @@ def _laid_out(weight: Float[Tensor, "n m"], weights: str) -> tuple[Tensor, Tenso
     return padded.unflatten(0, (-1, PANEL)).mT.contiguous(), scale
 
 
+def count_weights(model: nn.Module) -> int:
+    """Numbers that a model has, those in panels of 8 or 4 bits included."""
+    packed = [part for part in model.modules() if isinstance(part, SkinnyLinear)]
+    rounded = sum(part.outputs * part.depth for part in packed if part.weights in BITS)
+    return rounded + sum(weight.numel() for weight in model.parameters())
+
+
 class PackedEmbedding(nn.Module):
     """Embeddings read from the panels of a matrix, which may be the head's."""
 

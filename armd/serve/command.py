@@ -131,6 +131,7 @@ def load(job: Serving) -> Service:
     from ..data.chat_template import ChatTemplate
     from ..generation.checked_pack import pack_checked
     from ..model.modeling_armd import ArmdLM
+    from ..native.linear import count_weights
     from ..pretrained import load_model, load_tokenizer, model_folder
     from .service import Limits, Service
 
@@ -142,7 +143,7 @@ def load(job: Serving) -> Service:
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     limits = Limits(job.slots, job.queue, job.max_body, job.timeout, job.threads)
-    parameters = sum(weight.numel() for weight in model.parameters())
+    parameters = count_weights(model)
     service = Service(
         pack_checked(model, job.weights),
         tokenizer,
