@@ -23,7 +23,7 @@ HEADERS = (
     "one_stream.h",
 )
 SOURCES = ("gemm.c", "quantized.c", "layer.c", "forward.c", "one_stream.c", "sample.c")
-SOURCES += ("decode_step.c", "read_memory.c")
+SOURCES += ("decode_step.c", "read_memory.c", "search_scales.c")
 
 
 @cache

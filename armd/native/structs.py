@@ -144,6 +144,8 @@ def declare(library: Any) -> Any:
     pointer = c_void_p
     library.skinny_product.argtypes = [POINTER(Matrix), pointer, pointer, c_long]
     library.skinny_product.restype = c_int
+    library.search_scales.argtypes = [pointer, c_long, pointer, pointer]
+    library.search_scales.restype = None
     library.weight_row.argtypes = [POINTER(Matrix), c_long, c_long, c_long, pointer]
     library.weight_row.restype = None
     layers, sequences = [POINTER(LayerWeights), c_long], [POINTER(SequenceRows), c_long]
