@@ -27,8 +27,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = armd.ArmdConfig(
         vocab_size=257, d_model=48, n_layers=2, n_heads=3, max_length=64, query="neighbor"
     )
-    armd.ArmdLM(config).eval().save_pretrained(folder)
     byte_tokenizer().save(folder)
+    armd.ArmdLM(config).eval().save_pretrained(folder)
     (folder.parent / "text.txt").write_text("The laws of this folder hold for any text. " * 20)
     return folder
 
