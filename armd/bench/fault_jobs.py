@@ -13,7 +13,8 @@ OFTEN = ("--log-every", 1, "--validate-rows", 4, "--checkpoint-every", 2, "--dev
 TINY = (
     *("--d-model", 16, "--n-layers", 2, "--n-two-stream", 1, "--n-heads", 2, "--length", 16),
     *("--steps", 18, "--i-ar", 2, "--i-perm", 6, "--rho", 4, "--sbp-steps", 6, "--warmup", 3),
-    *("--batch-size", 4, "--micro-batch", 2, "--validate-every", 6, "--sample-every", 0, *OFTEN),
+    *("--batch-size", 4, "--micro-batch", 2, "--validate-every", 6, "--sample-every", 0),
+    *("--query", "prefix", *OFTEN),
 )
 ADAPTED = (
     *("--steps", 8, "--length", 16, "--streams", 1, 2, 4, "--rank", 2, "--alpha", 4),
