@@ -2,7 +2,7 @@
 # make test: everything CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
-# PyTorch's own index of builds without CUDA: on Linux PyPI's build brings about 5 GB of it
+# PyTorch's own index of builds without CUDA: on Linux PyPI's build brings gigabytes of it
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup test demo play lint clean
 
