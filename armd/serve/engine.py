@@ -34,7 +34,7 @@ FLUSH_INTERVAL = 0.002
 together. The first of a text, and its end, go at once; nothing waits for an exclusive call or a
 prompt."""
 
-PASSES_SHARE = 3.0
+PASSES_SHARE = 4.0
 """Seconds of passes for each second of scoring, while there is work of both kinds."""
 
 
