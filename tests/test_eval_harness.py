@@ -128,3 +128,32 @@ def test_a_local_task_gives_our_bits_per_byte(tmp_path):
     )
     size = sum(len(text.encode()) for text in DOCUMENTS[:2])
     assert found == pytest.approx(-total / math.log(2) / size, rel=1e-5)
+
+
+def test_local_completions_gets_the_same_from_a_server(tmp_path):
+    """lm_eval's own client of completions, over HTTP: the same log-likelihoods, the same greedy."""
+    pytest.importorskip(
+        "tenacity", reason="lm-eval[api] is not installed: pip install 'armd[eval]'"
+    )
+    pytest.importorskip("fastapi", reason="no server: pip install 'armd[serve]'")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from serving import running, writer
+
+    folder = saved(tiny_armd(vocab_size=257), tmp_path / "model")
+    model = tiny_armd(vocab_size=257, d_model=32, n_layers=2)
+    asked = [("The sky is", " blue"), ("a", "b" * 20), ("Once upon", " a")]
+    with running(writer()) as server:
+        api = LocalCompletionsAPI(
+            model="tiny",
+            base_url=f"{server.url}/v1/completions",
+            tokenizer=folder,
+            max_length=64,
+            num_concurrent=1,
+        )
+        instances = [Instance("loglikelihood", {}, args, 0) for args in asked]
+        found = api.loglikelihood(instances, disable_tqdm=True)
+    for (context, answer), (value, greedy) in zip(asked, found, strict=True):
+        ids = tokenizer().backend.encode(context + answer).ids
+        expected, by_hand = chain(model, ids, len(answer))
+        assert value == pytest.approx(expected, abs=1e-4) and greedy == by_hand
