@@ -1,0 +1,132 @@
+"""`armd quantize`: the folder holds what packing in memory makes, loads without packing, and what
+cannot be used is said in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import armd
+from armd import cli
+from armd.errors import ArmdError
+from armd.native import library as native
+from armd.native.packed import FastLM, pack
+from armd.pretrained import load_model
+from armd.runtime.atomic_files import SUMS
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from armd.data.tokenizer import byte_tokenizer
+
+    folder = tmp_path_factory.mktemp("quantize") / "model"
+    torch.manual_seed(3)
+    config = armd.ArmdConfig(
+        vocab_size=257, d_model=48, n_layers=2, n_heads=3, max_length=64, query="neighbor"
+    )
+    byte_tokenizer().save(folder)
+    armd.ArmdLM(config).eval().save_pretrained(folder)
+    (folder.parent / "text.txt").write_text("The laws of this folder hold for any text. " * 20)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["q8", "q4"])
+def made(source: Path, request: pytest.FixtureRequest) -> Path:
+    out = source.parent / request.param
+    text = str(source.parent / "text.txt")
+    words = ["quantize", str(source), str(out), "--weights", request.param, "--data", text]
+    cli.run([*words, "--windows", "3"])
+    return out
+
+
+def texts(model: armd.ArmdLM) -> torch.Tensor:
+    g = torch.Generator().manual_seed(5)
+    return armd.generate(model, length=30, streams=3, prompt=[[1, 2], [9]], generator=g)
+
+
+def test_a_packed_file_is_what_is_packed_in_memory(source: Path, made: Path) -> None:
+    packed, loaded = pack(load_model(source), made.name), load_model(made)
+    assert isinstance(loaded, FastLM) and isinstance(packed, FastLM)
+    assert loaded.weights == made.name and not any(p.is_meta for p in loaded.parameters())
+    expected, found = packed.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert torch.equal(texts(packed), texts(loaded))
+    assert pack(loaded) is loaded
+    with pytest.raises(ArmdError, match="already"):
+        pack(loaded, "int8")
+
+
+def test_what_the_rounding_costs_is_in_the_folder(source: Path, made: Path) -> None:
+    quality = json.loads((made / "quantized.json").read_text())["quality"]
+    plain, packed = load_model(source), pack(load_model(source), made.name)
+    ids = list((source.parent / "text.txt").read_bytes())[: 3 * 64]
+    text = torch.tensor(ids).view(3, 64)
+    for name, order in (
+        ("left_to_right", armd.order.left_to_right(64)),
+        ("streams_4", armd.order.strided(64, 4)),
+    ):
+        with torch.no_grad():
+            nats = [-armd.log_likelihood(m, text, order).mean() for m in (plain, packed)]
+        assert quality[name]["nats"] == pytest.approx(float(nats[0]), abs=1e-4)
+        assert quality[name]["quantized_nats"] == pytest.approx(float(nats[1]), abs=1e-4)
+        assert 0 <= quality[name]["kl"] < 0.1
+    assert quality["tokens"] == 192
+
+
+def test_it_writes_and_is_verified(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["verify", str(made)])
+    assert "damaged" not in capsys.readouterr().out
+    cli.run(["generate", str(made), "--length", "12", "--streams", "2", "--count", "2"])
+    assert capsys.readouterr().out
+
+
+def other_version(folder: Path) -> None:
+    facts = json.loads((folder / "quantized.json").read_text())
+    (folder / "quantized.json").write_text(json.dumps({**facts, "version": 99}))
+
+
+def no_table(folder: Path) -> None:
+    (folder / "quantized.json").write_text("[1")
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def wider(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "d_ff": config["d_ff"] // 2}))
+
+
+@pytest.mark.parametrize("harm", [other_version, no_table, cut, wider])
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_folder_that_cannot_be_used_is_one_line(
+    made: Path, tmp_path: Path, harm, sums: bool
+) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(made, folder)
+    harm(folder)
+    if not sums:
+        (folder / SUMS).unlink()
+    with pytest.raises(ArmdError) as error:
+        load_model(folder)
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+def test_what_cannot_be_quantized(source: Path, made: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArmdError, match="not empty"):
+        cli.run(["quantize", str(source), str(made)])
+    with pytest.raises(ArmdError, match="float32"):
+        cli.run(["quantize", str(made), str(tmp_path / "again")])
+    with pytest.raises(ArmdError, match="fewer than"):
+        (tmp_path / "short.txt").write_text("short")
+        short = str(tmp_path / "short.txt")
+        cli.run(["quantize", str(source), str(tmp_path / "x"), "--data", short])
+    assert not (tmp_path / "x").exists()
