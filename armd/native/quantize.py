@@ -40,7 +40,8 @@ def quantize(
 def _eight(groups: Tensor) -> tuple[Tensor, Tensor]:
     scale = _bf16(groups.abs().amax(1) / 127)
     scale = torch.where(scale * 127 < groups.abs().amax(1), _next_bf16(scale), scale)
-    return _rounded(groups, scale, -127, 127), scale
+    inner = groups / torch.where(scale == 0, 1, scale)[:, None]
+    return inner.round_().clamp_(-127, 127).to(torch.int8), scale
 
 
 def _four(groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,11 +52,6 @@ def _four(groups: Tensor) -> tuple[Tensor, Tensor]:
     places = (scale.data_ptr(), values.data_ptr())
     library().search_scales(groups.data_ptr(), len(groups), *places)
     return values, scale
-
-
-def _rounded(groups: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    inverse = torch.where(scale == 0, 0.0, 1 / scale.double())  # exact enough for any scale
-    return (groups.double() * inverse[:, None]).round().clamp(low, high).to(torch.int8)
 
 
 def _bf16(x: Tensor) -> Tensor:
@@ -74,12 +70,14 @@ def to_panels(values: Int[Tensor, "n g 32"], scale: Float[Tensor, "n g"], bits: 
     scale = nn.functional.pad(scale, (0, 0, 0, more)).unflatten(0, (-1, PANEL))
     head = scale.mT.contiguous().bfloat16().view(torch.uint8).flatten(1)
     head = nn.functional.pad(head, (0, -head.shape[1] % LINE))
-    stored = (values.short() + (1 << (bits - 1))).to(torch.uint8)
-    stored = nn.functional.pad(stored, (0, 0, 0, 0, 0, more), value=1 << (bits - 1))
-    quads = stored.view(-1, PANEL, groups, 8, 4).permute(0, 2, 3, 1, 4)
+    # a value and what is added to it, modulo 256; then four bytes are moved as one number
+    stored = values.view(torch.uint8) + (1 << (bits - 1))
     if bits == 4:
-        quads = quads[:, :, :4] | quads[:, :, 4:] << 4
-    return torch.cat([head, quads.flatten(1)], 1)
+        stored = stored[..., :16] | stored[..., 16:] << 4
+    middle = (1 << (bits - 1)) * (17 if bits == 4 else 1)
+    stored = nn.functional.pad(stored, (0, 0, 0, 0, 0, more), value=middle)
+    quads = stored.view(torch.int32).view(-1, PANEL, groups, bits).permute(0, 2, 3, 1)
+    return torch.cat([head, quads.contiguous().view(torch.uint8).flatten(1)], 1)
 
 
 def panel_bytes(depth: int, bits: int) -> int:
