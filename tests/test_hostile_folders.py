@@ -229,6 +229,11 @@ def test_bad_options_of_generate(saved: Path, option: str, value: str, said) -> 
     said("generate", saved, "--length", 8, option, value)
 
 
+def test_a_width_that_no_screen_has(tmp_path: Path, said) -> None:
+    for width in ("9" * 30, "0", "-1"):
+        assert "--width" in said("inspect", tmp_path, "--step", 1, "--width", width)
+
+
 def test_a_run_under_a_file_or_where_nothing_may_be_written(
     data: Path, tmp_path: Path, said
 ) -> None:

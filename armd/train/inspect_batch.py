@@ -30,9 +30,11 @@ def inspect_batch(
     """
     from ..data.dataset import open_dataset
     from .curriculum import stage
+    from .recipe_limits import check_between
     from .run_folder import read_recipe
     from .trainer import load_rows
 
+    check_between("--width", width, 1, 10**6)
     recipe = read_recipe(run)
     dataset, size = open_dataset(data or recipe.data), recipe.optimizer.batch_size
     first, end = rows or (0, size)
