@@ -40,7 +40,7 @@ def by_decoding(model: armd.ArmdLM) -> tuple[torch.Tensor, float]:
 
 
 @needs_c
-@pytest.mark.parametrize("query", ["prefix", "mean", "shift"])
+@pytest.mark.parametrize("query", ["prefix", "mean", "shift", "neighbor"])
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_a_model_as_it_is_stays_packed_without_a_word(query: str, weights: str) -> None:
     model = case_of("random", 5, 1, query=query, **SIZE).model

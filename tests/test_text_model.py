@@ -1,5 +1,8 @@
 """armd.load: text in, text out, the same as the functions on tokens say."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,26 @@ def test_scores_are_exact_in_every_order(loaded) -> None:
         assert len(score.logp) == 8 and score.perplexity > 1
     with pytest.raises(ArmdError, match="nothing to score"):
         loaded.score("")
+
+
+def test_neither_a_home_nor_an_entry_in_passwd_is_needed(loaded) -> None:
+    """As in a container that runs under a number of its own."""
+    script = f"""
+import pwd
+def nobody(*_): raise KeyError("no entry")
+pwd.getpwuid = pwd.getpwnam = nobody
+import armd
+from armd.convert.smollm2 import cache_folder
+assert armd.load({str(loaded.folder)!r}).write("a", length=6)
+assert cache_folder().is_dir()
+"""
+    hidden = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "XDG_CACHE_HOME", "ARMD_CACHE")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    here = str(Path(armd.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | {"PYTHONPATH": here, "JAXTYPING_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
