@@ -136,9 +136,8 @@ def our_sides(
     for kind in weights:
         packed = pack(model, kind)
         for count in streams:
-            if kind == weights[0] or count in (1, 4):
-                side = our_side(packed, cache, count, passes=passes, weights=kind)
-                sides[f"{name} S={count} {kind}"] = side
+            side = our_side(packed, cache, count, passes=passes, weights=kind)
+            sides[f"{name} S={count} {kind}"] = side
     return sides
 
 
