@@ -167,6 +167,7 @@ class Run:
                 "space and give the same command again"
             ) from error
         finally:
+            self.checkpoints.settle()
             view.close()
             if self.metrics:
                 self.metrics.close()
