@@ -134,12 +134,6 @@ class Checkpoints:
             self.thread = None
         self.raise_error()
 
-    def settle(self) -> None:
-        """Until nothing is being written, whatever became of it: whoever caught an exception may
-        start the run again at once."""
-        if self.thread is not None:
-            self.thread.join()
-
     def raise_error(self) -> None:
         """Raise what went wrong in the background, if anything did."""
         error, self.error = self.error, None

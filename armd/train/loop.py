@@ -167,7 +167,8 @@ class Run:
                 "space and give the same command again"
             ) from error
         finally:
-            self.checkpoints.settle()
+            if self.checkpoints.thread:  # who catches this may start the run again at once
+                self.checkpoints.thread.join()
             view.close()
             if self.metrics:
                 self.metrics.close()
