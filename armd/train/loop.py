@@ -148,9 +148,8 @@ class Run:
 
     def go(self, stop: Stop) -> int:
         """Train to the end, or until asked to stop; returns the signal that asked, or 0."""
-        view = ProgressView(
-            self.recipe.preset, start=self.step, total=self.total, shown=self.group.first
-        )
+        span = {"start": self.step, "total": self.total}
+        view = ProgressView(self.recipe.preset, **span, shown=self.group.first)
         if self.step:
             view.say(f"going on from step {self.step} of {self.total}")
         try:
