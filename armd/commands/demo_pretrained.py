@@ -21,7 +21,7 @@ def show_pretrained() -> None:
     if not available():
         print(f"For real English first: {GET}; then armd demo again.")
         return
-    print(f"{NAME}: a pretrained model of 135M weights, converted; left to right it is unchanged.")
+    print(f"{NAME}: a pretrained model of 135M weights, converted; an adapter taught it streams.")
     texts = {streams: written(NAME, streams) for streams in STREAMS}
     print("\nstreams   tokens/s   nats a token of that text, read left to right by the same model")
     reader = load_model(NAME)
