@@ -17,7 +17,7 @@ from .runs import Study
 from .scale import Scale
 
 STREAMS = (1, 2, 4, 8)
-REPEATS = 5
+REPEATS = 25
 VOCABULARY = 2048
 
 
