@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ def reproduce(
     docs: Path = Path("docs"),
     data: Path | None = None,
     runs: tuple[str, ...] = (),
+    seeds: int | None = None,
     jobs: int | None = None,
     launch: str = "",
     plan: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False,
@@ -48,6 +50,7 @@ def reproduce(
         data: A dataset that armd prepare made, instead of the scale's own.
         runs: Train and measure only these runs, each with all its seeds; figures of others stay as
             they are in the results. Of perplexity, price, ablations and of scale paper.
+        seeds: Seeds of the runs that have several (our models and AR); the scale's own number: 3.
         jobs: Runs that train side by side, each on its share of the cores.
         launch: How to start a run instead of `armd`, such as "torchrun --nproc-per-node 8 -m
             armd.cli".
@@ -59,13 +62,18 @@ def reproduce(
 
     if jobs is not None and jobs < 1:
         raise ArmdError(f"--jobs {jobs} must be at least 1")
+    if seeds is not None and seeds < 1:
+        raise ArmdError(f"--seeds {seeds} must be at least 1")
     if scale in ("paper", "paper-tiny"):
+        if seeds:
+            raise ArmdError("--seeds is of scale mini; the paper's runs have one seed each")
         from .paper_study import reproduce_paper
 
         places = {"out": out, "results": results, "docs": docs, "data": data}
         how = {"jobs": jobs or 1, "launch": launch, "plan": plan, "options": paper}
         return reproduce_paper(stages, scale=scale, only=runs, **places, **how)
     chosen, wanted = scale_of(scale), check_stages(stages)
+    chosen = replace(chosen, seeds=tuple(range(seeds))) if seeds else chosen
     study = Study(chosen, out, data or out / "data", check_runs(runs, chosen, wanted))
     if plan:
         return show_plan(study, wanted)
