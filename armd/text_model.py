@@ -89,8 +89,8 @@ class TextModel:
         the blanks, one number for all or one for each; without it 1 to 8, drawn."""
         import torch
 
+        from .data.template import fill_in
         from .generation.api import infill
-        from .generation.template import fill_in
 
         generator = _generator(seed)
         several = [lengths] if isinstance(lengths, int) else lengths
@@ -120,7 +120,7 @@ class TextModel:
 def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> TextModel:
     """The model of a training run, of a save_pretrained folder, or of a word such as "smollm2",
     with its tokenizer. `weights`: fp32, int8 (decoding reads less) or plain."""
-    from .generation.checked_pack import pack_checked
+    from .checked_pack import pack_checked
     from .model.modeling_armd import ArmdLM
     from .pretrained import load_model, load_tokenizer, model_folder
 

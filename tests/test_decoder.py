@@ -100,7 +100,7 @@ def test_a_step_in_c_is_the_step_in_torch(
     shape = {"n_layers": sum(layers), "n_two_stream": layers[0], "query": query}
     model = model_of(d_head, g, **shape)
     packed = fast.pack(model)
-    assert Decoder(packed).native is not None and Decoder(model).native is None
+    assert Decoder.is_native(packed) and not Decoder.is_native(model)
     plans = plans_for(rows, kind, int(torch.randint(6, 40, (), generator=g)), g)
     ours, theirs = make(packed, plans), make(model, plans)
     with torch.no_grad():

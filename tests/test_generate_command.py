@@ -17,10 +17,10 @@ from small import case_of
 
 from armd import cli
 from armd.commands.terminal_view import pieces
+from armd.data.template import fill_in
 from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
 from armd.eval.entropy import match_temperature, search_temperature, unigram_entropy
-from armd.generation.template import fill_in
 from armd.pretrained import load_model, load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from small import case_of
 
 import armd
-from armd.generation.template import parts
+from armd.data.template import parts
 from armd.runtime.seeds import seeded
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from native_help import CSequence, decode, step
 
 import armd
-from armd.generation.sampling import Sampling, penalised, weights
 from armd.model.layers import Layer
+from armd.model.sampling import Sampling, penalised, weights
 from armd.native import library as native
 from armd.native import packed as fast
 

@@ -1,96 +1,17 @@
 """Laws of the page, in a real browser on a real server: what is asked for lands, the replay tells
 the same story, and what a model writes is text, whatever it writes."""
 
-import json
-import os
-import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import pytest
-import torch
-from hostile import tokenizer
-
-import armd
-
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install it")
-pytest.importorskip("fastapi", reason="no server: pip install 'armd[serve]'")
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+from page_help import (
+    LENGTH,
+    a_browser,  # noqa: F401
+    a_model,  # noqa: F401
+    a_page,  # noqa: F401
+    an_address,  # noqa: F401
+    classes,
+    generate,
 )
-if CHROMIUM is None:
-    pytest.skip("no chromium, chromium-browser or google-chrome here", allow_module_level=True)
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
-QUIET = "--disable-background-networking --disable-component-update"
-LENGTH = 256
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of random weights, saved with that tokenizer."""
-    folder = tmp_path_factory.mktemp("page")
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "n_layers": 3, "n_heads": 2, "max_length": LENGTH}
-    armd.ArmdLM(armd.ArmdConfig(vocab_size=513, **sizes)).save_pretrained(folder / "model")
-    tokenizer().save(folder / "aside")
-    for file in (folder / "aside").iterdir():
-        file.rename(folder / "model" / file.name)
-    config = folder / "model" / "tokenizer_config.json"
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    return folder / "model"
-
-
-@pytest.fixture(scope="module")
-def address(model: Path) -> Iterator[str]:
-    """Where a server of that model answers."""
-    command = [sys.executable, "-m", "armd.cli", "serve", str(model), "--port", "0"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as server:
-        said = ""
-        assert server.stdout is not None
-        for line in server.stdout:
-            said += line
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                break
-        else:
-            raise AssertionError(f"the server did not start:\n{said}")
-        yield found.group()
-        server.terminate()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(
-            executable_path=CHROMIUM, args=f"{FLAGS} {QUIET}".split(), timeout=120_000
-        )
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
-    """The page, opened; at the end nothing may have gone wrong in it, nor left the server."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(60_000)  # two busy cores are slow at times
-    tab, errors, asked = context.new_page(), [], set()
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
-    tab.goto(address)
-    tab.locator("#drawing svg").first.wait_for()
-    yield tab
-    context.close()
-    assert errors == []
-    assert asked == {urlsplit(address).netloc}
-
 
 # a tiny model is done before a key from here arrives
 STOP_AT_THE_THIRD = """() => {
@@ -101,15 +22,6 @@ STOP_AT_THE_THIRD = """() => {
   });
   watch.observe(document.getElementById("canvas"), { subtree: true, childList: true });
 }"""
-
-
-def generate(page: Any) -> None:
-    page.click("#generate")
-    page.locator("#facts", has_text="tokens/s").wait_for()
-
-
-def classes(page: Any, kind: str) -> int:
-    return page.locator(f"#canvas .token.{kind}").count()
 
 
 def test_a_blank_is_marked_and_every_token_lands(page: Any):
@@ -237,55 +149,6 @@ def test_stopping_keeps_what_has_landed_and_frees_the_place(page: Any, address: 
     assert classes(page, "drawn") == LENGTH
 
 
-def test_what_cannot_work_is_off_and_says_why(page: Any):
-    page.fill("#prompt", "peace")
-    generate(page)
-    before = page.inner_text("#canvas")
-    page.locator("#length").fill(str(LENGTH))
-    page.locator("#why", has_text=f"this model takes {LENGTH}").wait_for()
-    assert page.is_disabled("#generate") and page.is_disabled("#race-start")
-    page.keyboard.press("Control+Enter")
-    page.locator("#error", has_text=f"this model takes {LENGTH}").wait_for()
-    page.locator("#length").fill("0")
-    page.locator("#why", has_text="nothing to write").wait_for()
-    page.locator("#length").fill("9")
-    page.locator("#why:empty").wait_for(state="attached")
-    page.click("#tab-race")
-    page.locator("#race-why", has_text="at least 10 tokens").wait_for()
-    assert page.is_disabled("#race-start") and page.is_enabled("#generate")
-    page.click("#tab-watch")
-    assert page.inner_text("#canvas") == before
-
-
-def test_text_and_settings_survive_a_reload_and_travel_in_the_address(page: Any, browser: Any):
-    page.fill("#prompt", "war & ____ peace?")
-    page.fill("#blanks input", "7")
-    page.locator("#blanks input").press("Tab")
-    for field, value in (("streams", "3"), ("temperature", "1.2"), ("length", "5"), ("seed", "77")):
-        page.locator(f"#{field}").fill(value)
-    page.select_option("#order-of", "random")
-
-    def form(tab: Any) -> list[str]:
-        ids = ("prompt", "streams", "length", "temperature", "top-p", "order-of", "seed")
-        return [tab.input_value(f"#{one}") for one in ids] + [tab.input_value("#blanks input")]
-
-    before = form(page)
-    assert before == ["war & ____ peace?", "3", "5", "1.2", "0.9", "random", "77", "7"]
-    page.reload()
-    page.locator("#blanks input").wait_for()
-    assert form(page) == before
-    context = browser.new_context()
-    other = context.new_page()
-    other.goto(page.url)
-    other.locator("#blanks input").wait_for()
-    assert form(other) == before
-    context.close()
-
-
-def test_the_first_visit_is_told_what_a_stream_is(page: Any):
-    assert "A stream is" in page.inner_text("#canvas")
-
-
 def test_equal_sides_of_a_race_tie_or_are_near_it(page: Any):
     """The verdict is by the clocks of the fastest runs, and a difference below 5 % is a tie."""
     page.locator("#length").fill("12")
@@ -315,35 +178,6 @@ def test_a_chat_goes_on_in_turns_and_is_text(page: Any):
     assert page.locator("#chat-log img").count() == 0
     assert page.evaluate("window.hacked === undefined")
     assert page.inner_text("#error") == ""
-
-
-def test_a_touch_device_gets_no_keyboard_hint_and_generate_stays_in_reach(
-    browser: Any, address: str
-):
-    device = {"viewport": {"width": 390, "height": 700}, "has_touch": True, "is_mobile": True}
-    context = browser.new_context(**device)
-    page = context.new_page()
-    page.goto(address)
-    page.locator("#drawing svg").first.wait_for()
-    assert not page.locator("#generate kbd").is_visible()
-    for top in (0, 900, 5000):
-        page.evaluate("top => window.scrollTo(0, top)", top)
-        box = page.locator("#generate").bounding_box()
-        assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 700
-    context.close()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, address: str, scheme: Any):
-    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(address)
-    page.locator("#drawing svg").first.wait_for()
-    generate(page)
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    page.click("#tab-race")
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    context.close()
 
 
 # a pause in typing, made long: the form is previewed after a text was written

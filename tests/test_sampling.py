@@ -5,7 +5,8 @@ import torch
 from small import case_of
 
 import armd
-from armd.generation.sampling import Sampling, draw, invert, weights
+from armd.generation.sampling import Sampling, draw
+from armd.model.sampling import invert, weights
 from armd.order import Order
 
 DRAWS = 50_000

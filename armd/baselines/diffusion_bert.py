@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ArmdError
-from ..generation.sampling import invert
 from ..model.head import ROWS, accumulate_dtype
+from ..model.sampling import invert
 from ..model.shapes import Bool, Float, Int, Tensor
 from .base import Drawn
 from .configuration import BaselineConfig

@@ -29,7 +29,7 @@ def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, weight
 
     def start(cache: KVCache) -> list[Sequence]:
         plans = from_prompts(prompt, length=length, streams=streams)
-        return make_sequences(model, plans, sampling=Sampling(), cache=cache)
+        return make_sequences(model, plans, Sampling(), cache=cache)
 
     def go_on(sequences: list[Sequence], steps: int) -> None:
         for _ in range(steps):

@@ -73,8 +73,8 @@ def write(run: Path, streams: int) -> None:
 def measured(run: Path) -> dict[str, float]:
     """Tokens/s by streams. One text takes a few hundredths of a second, too little to go by; so
     each way writes several, in turn, and its best counts."""
+    from ..checked_pack import pack_checked
     from ..generation.api import generate
-    from ..generation.checked_pack import pack_checked
     from ..pretrained import load_model
     from ..runtime.threads import use_few_threads
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.template import blank_lengths, fill_in
 from ..errors import ArmdError
-from ..generation.template import blank_lengths, fill_in
 from ..runtime.seeds import seeded
 
 MOST_STEPS = 1_000_000

@@ -145,7 +145,7 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     if job.weights == "plain" or diffuses:
         return model, tokenizer
     try:
-        from ..generation.checked_pack import pack_checked
+        from ..checked_pack import pack_checked
     except ImportError:
         if job.weights != "fp32":
             raise ArmdError(

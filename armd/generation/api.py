@@ -2,8 +2,9 @@
 each, in any order."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,19 +13,23 @@ from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
+from ..runtime.seeds import generators_per_row
 from .decoder import Decoder
 from .kv_cache import KVCache, make_cache
 from .outputs import StepOutput
 from .plan import DecodePlan, from_blanks, from_prompts
 from .sampling import Sampling
-from .sequence import Generators, Sequence, generators_per_row
+from .sequence import Sequence
+
+Prompts = Tensor | Rows[Rows[int]] | None
+Generators = torch.Generator | Rows[torch.Generator] | None
 
 
 def stream(
     model: ArmdLM,
     *,
     length: int | None = None,
-    prompt: Tensor | Rows[Rows[int]] | None = None,
+    prompt: Prompts = None,
     tokens: Int[Tensor, "b n"] | None = None,
     known: Bool[Tensor, "*b n"] | None = None,
     streams: int = 1,
@@ -44,38 +49,38 @@ def stream(
         plans = from_blanks(tokens, known, streams=streams, order=order)
     else:
         plans = from_prompts(prompt, length=length or 0, streams=streams, order=order)
-    options = {"generator": generator, "eos": eos}
-    sequences = make_sequences(model, plans, sampling=Sampling(**sampling), **options)
+    sequences = make_sequences(model, plans, Sampling(**sampling), generator=generator, eos=eos)
     for index in decode(model, sequences):
         yield _batched(sequences, index, model.device)
 
 
-def generate(model: ArmdLM, *, length: int, **options: Any) -> Int[Tensor, "b n"]:
+def generate(
+    model: ArmdLM, *, length: int, prompt: Prompts = None, **options: Any
+) -> Int[Tensor, "b n"]:
     """Continue prompts to `length` tokens; (batch, length) ids, prompts included. Options as for
-    `stream`: prompt, streams, order, temperature, top_p, generator, eos ..."""
-    chosen = {name: options.pop(name) for name in ("streams", "order") if name in options}
-    plans = from_prompts(options.pop("prompt", None), length=length, **chosen)
-    return _complete(model, plans, **options)
+    `stream`: streams, order, temperature, top_p, generator, eos ..."""
+    return _complete(model, partial(from_prompts, prompt, length=length), **options)
 
 
 def infill(
     model: ArmdLM, tokens: Int[Tensor, "b n"], known: Bool[Tensor, "*b n"], **options: Any
 ) -> Int[Tensor, "b n"]:
     """Fill the blanks, where `known` is False; everything known stays as it is."""
-    chosen = {name: options.pop(name) for name in ("streams", "order") if name in options}
-    return _complete(model, from_blanks(tokens, known, **chosen), **options)
+    return _complete(model, partial(from_blanks, tokens, known), **options)
 
 
 def _complete(
     model: ArmdLM,
-    plans: list[DecodePlan],
+    plan: Callable[..., list[DecodePlan]],
     *,
+    streams: int = 1,
+    order: Order | None = None,
     generator: Generators = None,
     eos: int | None = None,
     **sampling: Any,
 ) -> Int[Tensor, "b n"]:
-    options = {"sampling": Sampling(**sampling), "generator": generator, "eos": eos}
-    sequences = make_sequences(model, plans, **options)
+    plans, chosen = plan(streams=streams, order=order), Sampling(**sampling)
+    sequences = make_sequences(model, plans, chosen, generator=generator, eos=eos)
     for _ in decode(model, sequences):
         pass
     return torch.tensor([sequence.text() for sequence in sequences], device=model.device)
@@ -84,8 +89,8 @@ def _complete(
 def make_sequences(
     model: ArmdLM,
     plans: Rows[DecodePlan],
-    *,
     sampling: Sampling,
+    *,
     generator: Generators = None,
     eos: int | None = None,
     cache: KVCache | None = None,
@@ -96,22 +101,15 @@ def make_sequences(
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, plan in enumerate(plans):
         groups[() if native else tuple(plan.step_ends)].append(index)
-    rows: dict[int, tuple[KVCache, int]] = {}
+    made: dict[int, Sequence] = {}
     for group in groups.values():
         length = len(plans[group[0]].tokens)
         shared = cache or make_cache(model, batch=len(group), length=length)
-        split = [(own, 0) for own in shared.split()] if native else None
-        rows |= zip(group, split or [(shared, row) for row in range(len(group))], strict=True)
-    return [
-        Sequence(
-            *(model, plan, rows[index][0]),
-            row=rows[index][1],
-            sampling=sampling,
-            generator=generators[index],
-            eos=eos,
-        )
-        for index, plan in enumerate(plans)
-    ]
+        caches = shared.split() if native else [shared] * len(group)
+        for row, (index, own) in enumerate(zip(group, caches, strict=True)):
+            options = {"sampling": sampling, "generator": generators[index], "eos": eos}
+            made[index] = Sequence(model, plans[index], own, row=0 if native else row, **options)
+    return [made[index] for index in range(len(plans))]
 
 
 @torch.no_grad()
@@ -134,17 +132,14 @@ def decode(model: ArmdLM, sequences: list[Sequence]) -> Iterator[int]:
 
 def _batched(sequences: list[Sequence], index: int, device: torch.device) -> StepOutput:
     """What step `index` drew, as tensors."""
-    n = len(sequences[0].tokens)
     places = [s.last_positions if s.step == index + 1 else [] for s in sequences]
-    width = max(map(len, places))
-    position, token, logp, drawn = [], [], [], []
-    for sequence, own in zip(sequences, places, strict=True):
-        padding = width - len(own)
-        position.append([*own, *[n] * padding])
-        token.append([*(sequence.tokens[at] for at in own), *[0] * padding])
-        logp.append([*(sequence.logp[at] for at in own), *[0.0] * padding])
-        drawn.append([*(not sequence.plan.known[at] for at in own), *[False] * padding])
-    at, tokens = (torch.tensor(side, device=device) for side in (position, token))
+    width, padding = max(map(len, places)), (len(sequences[0].tokens), 0, 0.0, False)
+    rows = []
+    for s, own in zip(sequences, places, strict=True):
+        drawn = [(at, s.tokens[at], s.logp[at], not s.plan.known[at]) for at in own]
+        rows.append(zip(*drawn, *[padding] * (width - len(own)), strict=True))
+    position, token, logp, is_drawn = zip(*rows, strict=True)
     logps = torch.tensor(logp, dtype=torch.float64)
     logps = logps if device.type == "mps" else logps.to(device)  # MPS has no float64
-    return StepOutput(index, at, tokens, logps, torch.tensor(drawn, device=device))
+    at, tokens, new = (torch.tensor(side, device=device) for side in (position, token, is_drawn))
+    return StepOutput(index, at, tokens, logps, new)

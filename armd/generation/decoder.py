@@ -15,10 +15,10 @@ class Decoder:
 
     def __init__(self, model: ArmdLM, *, max_rows: int = MAX_ROWS) -> None:
         """`max_rows`: how many rows of a sequence the C backend takes."""
-        self.native, self.max_rows = None, max_rows
+        self.model, self.max_rows = model, max_rows
+        self.backend = partial(torch_backend.step, model)
         if isinstance(model, FastLM) and self.is_native(model):
-            self.native = NativeDecoder(model)
-        self.torch = partial(torch_backend.step, model)
+            self.backend = NativeDecoder(model).step
 
     @staticmethod
     def is_native(model: ArmdLM) -> bool:
@@ -28,19 +28,11 @@ class Decoder:
     def step(self, sequences: list[Sequence]) -> list[StepResult]:
         """One step of each, and what it generated. Long prefills have a forward pass of their own:
         what a sequence gets must not depend on the others."""
-        able: list[Sequence] = []
-        rest: list[Sequence] = []
-        long: list[Sequence] = []
-        for sequence in sequences:
-            if sequence.n_rows > self.max_rows:
-                long.append(sequence)
-            else:
-                (able if self.native else rest).append(sequence)
-        if self.native and len(able) == len(sequences):
-            return self.native.step(sequences)
-        results: dict[Sequence, StepResult] = {}
-        if self.native and able:
-            results |= zip(able, self.native.step(able), strict=True)
-        for part in [rest, *torch_backend.grouped(long)]:
-            results |= zip(part, self.torch(part) if part else [], strict=True)
+        short = [sequence for sequence in sequences if sequence.n_rows <= self.max_rows]
+        if len(short) == len(sequences):
+            return self.backend(sequences)
+        results = dict(zip(short, self.backend(short) if short else [], strict=True))
+        long = [sequence for sequence in sequences if sequence not in results]
+        for group in torch_backend.grouped(long):
+            results |= zip(group, torch_backend.step(self.model, group), strict=True)
         return [results[sequence] for sequence in sequences]

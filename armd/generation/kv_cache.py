@@ -117,20 +117,18 @@ class CacheWindow:
 
     @cached_property
     def mask(self) -> Mask:
-        return self._mask(self.limit, self.right)
+        return self._mask(slice(None))
 
     @cached_property
     def last_mask(self) -> Mask:
         """Of the rows that are kept."""
-        keep, limit, right = self.keep, self.limit, self.right
+        keep = self.keep
         if keep is None:
             return self.mask
-        limit = None if limit is None else limit.gather(1, keep)
-        if right is not None:
-            right = right.gather(1, keep[..., None].expand(-1, -1, self.length))
-        return self._mask(limit, right)
+        return self._mask((torch.arange(len(keep), device=keep.device)[:, None], keep))
 
-    def _mask(self, limit: Tensor | None, right: Tensor | None) -> Mask:
+    def _mask(self, rows: slice | tuple[Tensor, Tensor]) -> Mask:
+        limit, right = (t if t is None else t[rows] for t in (self.limit, self.right))
         if right is not None:
             every = torch.full_like(right[..., 0], self.length, dtype=torch.long)
             return limit_mask(every if limit is None else limit, self.length, right)

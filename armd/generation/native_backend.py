@@ -3,14 +3,12 @@ model, making tensors for each step would take longer than the pass."""
 
 from array import array
 from ctypes import addressof, byref, c_void_p
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from ..native.library import library
 from ..native.packed import FastLM
-from ..native.structs import NativeSampling, NativeSequence
+from ..native.sample import native_sampling
+from ..native.structs import NativeSequence, PointerTable
 from ..runtime.threads import tuned_threads
-from .kv_cache import KVCache
 from .outputs import StepResult
 from .sequence import Sequence
 
@@ -20,7 +18,7 @@ kernels are made for few."""
 
 
 class SequenceArrays:
-    """What C is told of a sequence: where its arrays and its cache are."""
+    """A sequence as C reads it: where its arrays and its cache are."""
 
     def __init__(self, sequence: Sequence) -> None:
         plan, limits = sequence.plan, sequence.plan.prefill_limits
@@ -28,13 +26,14 @@ class SequenceArrays:
         tables = (limits.strict, limits.context + limits.strict, limits.query)
         drawn = [sequence.uniform, array("b", plan.known), sequence.tokens, sequence.logp]
         arrays = [*order, *drawn, *(array("l", table) for table in tables)]
-        caches = pointers(sequence.cache)
+        sides = (sequence.cache.keys, sequence.cache.values)
+        caches = [PointerTable(*(layer.data_ptr() for layer in side)) for side in sides]
         self.held = (arrays, caches)  # C knows their addresses alone
         seen = None if sequence.seen is None else sequence.seen.buffer_info()[0]
         self.struct = NativeSequence(
-            *(*map(addressof, caches), None),
+            *(*(table.address for table in caches), None),
             *(table.buffer_info()[0] for table in arrays),
-            *(seen, NativeSampling(*sequence.sampling.choice), -1),
+            *(seen, native_sampling(sequence.sampling), -1),
         )
         self.address = addressof(self.struct)
 
@@ -56,11 +55,11 @@ class NativeDecoder:
             struct.step, struct.prefix_rows = sequence.step, sequence.cache.prefix_rows
         sizes = [sequence.n_draws for sequence in sequences]
         logits = self.like.new_empty(sum(sizes), self.vocabulary)
-        told = (c_void_p * len(sequences))(*[sequence.native.address for sequence in sequences])
+        structs = (c_void_p * len(sequences))(*[one.native.address for one in sequences])
         cache = sequences[0].cache
         tables = (cache.code.data_ptr(), cache.rope.data_ptr(), logits.data_ptr())
         with tuned_threads(self.model, sum(sequence.n_rows for sequence in sequences)):
-            failed = self.function(byref(self.network), told, len(sequences), *tables)
+            failed = self.function(byref(self.network), structs, len(sequences), *tables)
         if failed:
             raise MemoryError("no memory for a decode step")
         results, first = [], 0
@@ -72,15 +71,3 @@ class NativeDecoder:
             results.append(sequence.advance(own))
             first += size
         return results
-
-
-_pointers: WeakKeyDictionary[KVCache, tuple[Any, Any]] = WeakKeyDictionary()
-
-
-def pointers(cache: KVCache) -> tuple[Any, Any]:
-    """Where the keys and the values of each layer are, as C reads it; made once for a cache."""
-    if cache not in _pointers:
-        sides = ([side.data_ptr() for side in sides] for sides in (cache.keys, cache.values))
-        key, value = ((c_void_p * len(side))(*side) for side in sides)
-        _pointers[cache] = (key, value)
-    return _pointers[cache]

@@ -17,6 +17,7 @@ import torch
 from ..errors import ArmdError
 from ..model import order as orders
 from ..model.modeling_armd import ArmdLM
+from ..model.neighbor import needs_extra_row
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
 
@@ -70,6 +71,12 @@ class DecodePlan:
             strict=[*(b + 1 for b in before), *[count + 1] * wanted],
             query=[*upto, *[after] * wanted],
         )
+
+    @cached_property
+    def needs_extra_row(self) -> list[bool]:
+        """query="neighbor": which natural positions no context row predicts."""
+        order = self.order()
+        return needs_extra_row(order)[0, order.inverse()].tolist()
 
     def order(self) -> Order:
         return Order(torch.tensor(self.position), torch.tensor(self.block))
@@ -171,17 +178,13 @@ def from_blanks(
     known = known.expand(tokens.shape)
     if bool(known.all()):
         raise ArmdError("nothing is blank; set known to False where tokens are to be generated")
-    given = list(zip(tokens.tolist(), known.tolist(), strict=True))
+    texts = list(zip(tokens.tolist(), known.tolist(), strict=True))
     if order is None:
-        return [
-            completing(row, there, *strided(there.count(False), streams)) for row, there in given
-        ]
+        return [completing(*text, *strided(text[1].count(False), streams)) for text in texts]
     if streams != 1:
         raise ArmdError("an order says its own blocks; give either order or streams")
-    if len(order) != tokens.shape[1]:
-        raise ArmdError(
-            f"the order is for {len(order)} tokens, the sequences have {tokens.shape[1]}"
-        )
-    whole = order.rows(len(tokens))
+    if (length := tokens.shape[1]) != len(order):
+        raise ArmdError(f"the order is for {len(order)} tokens, the sequences have {length}")
+    whole = order.rows(len(texts))
     sides = (side.expand(tokens.shape).tolist() for side in (whole.position, whole.block))
-    return [plan_of(*row, *side) for row, side in zip(given, zip(*sides, strict=True), strict=True)]
+    return [plan_of(*text, *side) for text, *side in zip(texts, *sides, strict=True)]

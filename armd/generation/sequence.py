@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 from array import array
 from typing import Any
 
@@ -15,8 +14,6 @@ from .kv_cache import KVCache
 from .outputs import StepResult, TokenOutput, TopLogprob
 from .plan import DecodePlan, check
 from .sampling import NOT_FINITE, Sampling
-
-Generators = torch.Generator | collections.abc.Sequence[torch.Generator] | None
 
 
 class Sequence:
@@ -137,16 +134,6 @@ class Sequence:
         behind = zip(self.tokens[self.end :], self.plan.known[self.end :], strict=True)
         rest = [token if known else self.eos for token, known in behind]
         return [*self.tokens[: self.end], *rest]
-
-
-def generators_per_row(generator: Generators, batch: int) -> list[torch.Generator]:
-    """One generator for each row, out of one for all; or those that were given."""
-    if generator is None or isinstance(generator, torch.Generator):
-        seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
-        return [torch.Generator().manual_seed(seed) for seed in seeds]
-    if len(generator) != batch:
-        raise ArmdError(f"{len(generator)} generators do not fit {batch} rows; give one for each")
-    return list(generator)
 
 
 def _top_logprobs(logits: Float[Tensor, "k v"], count: int) -> list[tuple[TopLogprob, ...]]:

@@ -5,7 +5,6 @@ rows of the next one see them all. armd.generate draws from the same distributio
 faster, and takes more options.
 """
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -17,43 +16,32 @@ from .layers import Layer, attention, rope_cos_sin
 from .limited_attention import limit_mask
 from .order import Order, infill
 from .padding import checked
+from .sampling import Sampling, draw
 from .shapes import Bool, Float, Int, Tensor
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How a token is chosen, in float64."""
+class Sampler:
+    """How a token is chosen, by the names that transformers has for it."""
 
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    generator: torch.Generator | None = None
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
+    def __init__(
+        self,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if temperature <= 0:
             raise ArmdError(
                 "temperature must be above 0; leave out do_sample to take the likeliest"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ArmdError(f"top_k {self.top_k} must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ArmdError(f"top_p {self.top_p} must be above 0 and at most 1")
+        sampling = Sampling(temperature, top_k, top_p)
+        self.sampling = sampling if do_sample else Sampling(temperature=0)
+        self.generator = generator
 
     def draw(self, logits: Float[Tensor, "b k v"]) -> Int[Tensor, "b k"]:
-        if not self.do_sample:
-            return logits.argmax(-1)
-        weight = (logits.cpu().double() / self.temperature).softmax(-1)
-        if self.top_k is not None and self.top_k < weight.shape[-1]:
-            most, index = weight.topk(self.top_k, -1)
-            weight = torch.zeros_like(weight).scatter(-1, index, most)
-        if self.top_p is not None:
-            ranked, index = weight.sort(-1, descending=True)
-            before = ranked.cumsum(-1) - ranked
-            ranked = ranked.where(before < self.top_p * ranked.sum(-1, keepdim=True), 0)
-            weight = torch.zeros_like(weight).scatter(-1, index, ranked)
-        drawn = torch.multinomial(weight.flatten(0, 1), 1, generator=self.generator)
-        return drawn.view(weight.shape[:2]).to(logits.device)
+        uniform = torch.rand(logits.shape[:2], dtype=torch.float64, generator=self.generator)
+        return draw(logits, uniform, self.sampling)[0]
 
 
 class PlainGeneration:
@@ -130,7 +118,7 @@ class PlainGeneration:
         training = model.training
         model.eval()
         try:
-            text, end = _written(model, tokens.clone(), known.cpu(), order, Choice(**choice), eos)
+            text, end = _written(model, tokens.clone(), known.cpu(), order, Sampler(**choice), eos)
         finally:
             model.train(training)
         pad = next((t for t in (pad_token_id, self.config.pad_token_id, eos) if t is not None), 0)
@@ -139,7 +127,7 @@ class PlainGeneration:
 
 
 def _written(
-    model: Any, text: Tensor, known: Tensor, order: Order, choice: Choice, eos: int | None
+    model: Any, text: Tensor, known: Tensor, order: Order, sampler: Sampler, eos: int | None
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b"]]:
     """The text, and where each row ends: at the first EOS that was drawn."""
     given, n = int(known.sum()), len(known)
@@ -149,7 +137,7 @@ def _written(
     end, cache = torch.full((len(text),), n, device=text.device), PlainCache(model, len(text))
     for block in blocks[given:]:
         logits = model.logits(model.norm(cache.step(text[:, last], last, block)))
-        text[:, block] = choice.draw(logits)
+        text[:, block] = sampler.draw(logits)
         there[block], last = True, block
         if eos is not None:
             drawn = (text == eos) & (there & ~known).to(text.device)

@@ -6,8 +6,11 @@ with them. `seeded` names draws in generation and evaluation, `seed_of` those of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING
+
+from ..errors import ArmdError
 
 if TYPE_CHECKING:
     import torch
@@ -25,3 +28,17 @@ def seed_of(*parts: int | str) -> int:
     """The seed of a draw of training, for torch."""
     digest = blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def generators_per_row(
+    generator: torch.Generator | Sequence[torch.Generator] | None, batch: int
+) -> list[torch.Generator]:
+    """One generator for each row, out of one for all; or those that were given."""
+    import torch
+
+    if generator is None or isinstance(generator, torch.Generator):
+        seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+    if len(generator) != batch:
+        raise ArmdError(f"{len(generator)} generators do not fit {batch} rows; give one for each")
+    return list(generator)

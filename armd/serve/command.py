@@ -128,8 +128,8 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 def load(job: Serving) -> Service:
     """The model with its weights packed, its slots made, and every path through it tried once."""
+    from ..checked_pack import pack_checked
     from ..data.chat_template import ChatTemplate
-    from ..generation.checked_pack import pack_checked
     from ..model.modeling_armd import ArmdLM
     from ..native.linear import count_weights
     from ..pretrained import load_model, load_tokenizer, model_folder

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ..data.template import fill_in, parts
 from ..generation.outputs import TokenOutput
 from ..generation.plan import DecodePlan
-from ..generation.template import fill_in, parts
 from .errors import Refusal, responses
 from .events import Ended, Failed, StepEvent
 from .schema import Infilled, InfillRequest, Json

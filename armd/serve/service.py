@@ -15,11 +15,10 @@ from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
 from ..generation.plan import DecodePlan, check, completing, strided
 from ..generation.sampling import Sampling
-from ..generation.sequence import generators_per_row
 from ..model import order as orders
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
-from ..runtime.seeds import seeded
+from ..runtime.seeds import generators_per_row, seeded
 from .detokenizer import ServerTokenizer
 from .engine import Engine
 from .errors import Gone, Refusal

@@ -10,12 +10,12 @@ import warnings
 
 import torch
 
-from ..model import order as orders
-from ..model.likelihood import log_likelihood
-from ..model.modeling_armd import ArmdLM
-from ..native.linear import BITS
-from ..native.packed import FastLM, pack
-from .api import stream
+from .generation.api import stream
+from .model import order as orders
+from .model.likelihood import log_likelihood
+from .model.modeling_armd import ArmdLM
+from .native.linear import BITS
+from .native.packed import FastLM, pack
 
 LENGTH, GIVEN = 12, 3
 """Tokens of the check, and how many of them are given as a prompt."""
