@@ -19,7 +19,8 @@ from armd.convert.adapter import Merging, apply_adapter  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
-from armd.runtime.atomic_files import damaged_files  # noqa: E402
+from armd.runtime.atomic_files import damaged_files, write_sums  # noqa: E402
+from armd.runtime.processes import ProcessGroup  # noqa: E402
 from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
 from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
 from armd.train.distilled_loss import distance_to_the_right, distilled_loss  # noqa: E402
@@ -202,3 +203,42 @@ def test_distance_to_the_right_is_counted_when_a_token_is_drawn() -> None:
     assert [int(found[p]) for p in range(8)] == [0, 3, 2, 1, 0, 0, 0, 0]
     forward = distance_to_the_right(orders.left_to_right(5).rows(1))
     assert not forward.any()
+
+
+def test_a_run_goes_on_from_an_adapter(
+    base: Path, samples: Path, run: Path, tmp_path: Path
+) -> None:
+    """Of no steps, it writes the adapter that it was given; another model's is refused."""
+    start = run / "adapter"
+    out = adapt(recipe_of(job(base, samples, tmp_path / "run", steps=0, start=start)))
+    for name in ("adapter_model.safetensors", "new_weights.safetensors"):
+        assert (out / "adapter" / name).read_bytes() == (start / name).read_bytes()
+    with pytest.raises(ArmdError, match="--rank 2"):
+        recipe_of(job(base, samples, tmp_path / "run", start=start, rank=3))
+    facts = json.loads((start / "armd_adapter.json").read_text())
+    other = tmp_path / "other"
+    shutil.copytree(start, other)
+    (other / "armd_adapter.json").write_text(json.dumps({**facts, "base": "0" * 64}))
+    write_sums(other)
+    with pytest.raises(ArmdError, match="another model"):
+        recipe_of(job(base, samples, tmp_path / "run", start=other))
+
+
+def test_the_source_knows_the_right_side_where_it_reads_it_first(base: Path, samples: Path) -> None:
+    """Before the cut its rows follow from all of the text but what lies between; after it, and
+    without a cut, from the left alone."""
+    recipe = recipe_of(job(base, samples, base.parent / "ahead", batch_size=1))
+    trainer = AdaptTrainer(recipe, ProcessGroup(), WORDS)
+    tokens = torch.randint(1, WORDS, (1, 32), generator=torch.Generator().manual_seed(7))
+    changed = tokens.clone()
+    changed[0, 20] = changed[0, 20] % (WORDS - 1) + 1
+    position = torch.arange(32)[None]
+
+    def moved(cut: int) -> list[int]:
+        one, two = (trainer._source_rows(t, position, cut) for t in (tokens, changed))
+        assert one is not None and two is not None
+        return (one != two).any(-1).nonzero().flatten().tolist()
+
+    assert moved(0) == list(range(21, 32))
+    assert moved(16) == [*range(8, 16), *range(21, 32)]
+    assert moved(24) == list(range(21, 32))

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ..convert.adapter import Merging, lora_config, write_adapter
+from ..convert.adapter import Merging, apply_adapter, lora_config, write_adapter
 from ..convert.layout import is_new
 from ..convert.weight_file import WEIGHTS, check_disk, write_one_by_one
 from ..errors import ArmdError
@@ -34,8 +34,10 @@ from .trainer import MicroBatch, Trainer
 from .validation import KINDS
 
 ADAPTER = "adapter"
-FASTER = {"right_bias": 20.0, "unknown": 3.0, "gate": 20.0}
+FASTER = {"right_bias": 30.0, "unknown": 3.0, "gate": 20.0}
 """Rates above the adapter's: these are few, and must move by whole units."""
+JOINED = 8
+"""A text whose end was moved before its start is a new one for the source after so many tokens."""
 
 
 def adapt(recipe: Recipe) -> Path:
@@ -57,7 +59,7 @@ class AdaptTrainer(Trainer):
         if a.full:
             self.source: Any = load_model(a.base_model) if a.distill else None
         else:
-            with_adapters(model, a.rank, a.alpha)
+            with_adapters(model, a.rank, a.alpha, Path(a.start) if a.start else None)
             self.source = model
         model.gradient_checkpointing = self.recipe.machine.activation_checkpointing
         return model.to(self.group.device).train()
@@ -89,7 +91,9 @@ class AdaptTrainer(Trainer):
         else:
             close = (right > 0) & (right <= CLOSE)
             text = close.to(rows.dtype).clamp(min=1 - self.recipe.adapt.distill)
-        source = self._source_rows(tokens, position) if bool((text < 1).any()) else None
+        source = None
+        if bool((text < 1).any()):
+            source = self._source_rows(tokens, position, self._cut(stage, labels))
         total = weight.sum().clamp(min=1)
         flat = (t.flatten() for t in (target.clamp(min=0), weight / total, text))
         return distilled_loss(rows.flatten(0, 1), model.head_matrix(), source, *flat)
@@ -101,20 +105,38 @@ class AdaptTrainer(Trainer):
                 weight.grad = torch.zeros_like(weight)
         return super()._clip()
 
+    def _cut(self, stage: Stage, labels: Tensor) -> int:
+        """Where one of the later streams starts, drawn; 0 for none."""
+        n, streams = labels.shape[1], stage.amount if stage.kind == "strided" else 1
+        if not self.recipe.adapt.ahead or streams < 2 or bool((labels == -100).any()):
+            return 0
+        run = int(torch.randint(1, streams, ()))
+        return run * (n // streams) + min(run, n % streams)
+
     @torch.no_grad()
-    def _source_rows(self, tokens: Tensor, position: Tensor) -> Tensor | None:
+    def _source_rows(self, tokens: Tensor, position: Tensor, cut: int) -> Tensor | None:
+        """The source's final rows. For tokens before the cut it reads what follows the cut first,
+        then the text up to them: it knows the right side as we do, and had nothing to learn."""
         if self.source is None:
             return None
+        n = tokens.shape[1]
         with without_adapters(self.source):
-            rows = self.source.hidden(tokens, left_to_right(tokens.shape[1]))
+            rows = self.source.hidden(tokens, left_to_right(n))
+            if cut > JOINED:
+                moved = self.source.hidden(tokens.roll(-cut, 1), left_to_right(n))
+                rows[:, JOINED:cut] = moved[:, n - cut + JOINED :]
         return rows.gather(1, position[..., None].expand(rows.shape)).flatten(0, 1)
 
 
-def with_adapters(model: Any, rank: int, alpha: int) -> None:
-    """Put adapters beside the linear layers; they and the new weights learn, the rest is fixed."""
+def with_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) -> None:
+    """Put adapters beside the linear layers, new ones or those of a folder; they and the new
+    weights learn, the rest is fixed."""
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(lora_config(rank, alpha), model)
+    if start is None:
+        inject_adapter_in_model(lora_config(rank, alpha), model)
+    else:
+        apply_adapter(model, start)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name or (is_new(name) and name != "bos"))
 

@@ -29,6 +29,8 @@ class Adapting:
     --out wrote: a model may learn from its own."""
     out: Path
     """The run's folder: adapter/ holds the adapter, export/ the merged model."""
+    start: Path | None = None
+    """An adapter of this model to go on from, such as another run's adapter/."""
     steps: int = 200
     """0 writes an adapter that changes nothing."""
     streams: tuple[int, ...] = (1, 2, 2, 2, 4, 4, 4, 8)
@@ -40,6 +42,9 @@ class Adapting:
     distill: float = 1.0
     """Share of the loss that is the distance to the source's own left-to-right distribution; the
     rest is the text's next token. Next to known text on the right, and in blanks, always that."""
+    ahead: bool = True
+    """The source, which reads left to right alone, reads some of the later streams first: so its
+    distribution for the earlier ones knows the right side, as ours does. One more of its passes."""
     length: int = 1024
     """Tokens in a window."""
     batch_size: int = 1
@@ -94,11 +99,13 @@ def recipe_of(job: Adapting) -> Recipe:
     )
     adapt = Adaptation(
         base_model=str(base),
-        base=fingerprint(base),
+        base=(digest := fingerprint(base)),
+        start=started(job, digest),
         rank=job.rank,
         alpha=job.alpha,
         full=job.full,
         distill=job.distill,
+        ahead=job.ahead,
         half=job.half,
     )
     return Recipe(
@@ -113,6 +120,22 @@ def recipe_of(job: Adapting) -> Recipe:
         machine=machine,
         adapt=adapt,
     )
+
+
+def started(job: Adapting, base: str) -> str:
+    """The folder to go on from, if what is in it fits."""
+    from ..convert.adapter import FACTS, read_sizes
+    from ..convert.source import read_json
+
+    if job.start is None:
+        return ""
+    if job.full:
+        raise ArmdError("--start is an adapter, --full has none; leave one of them out")
+    if (found := read_sizes(job.start)) != (job.rank, job.alpha):
+        raise ArmdError(f"{job.start} has --rank {found[0]} --alpha {found[1]}; give the same")
+    if read_json(job.start / FACTS, str(job.start)).get("base") != base:
+        raise ArmdError(f"the adapter in {job.start} is of another model (its checksum differs)")
+    return str(job.start.resolve())
 
 
 def checked(job: Adapting) -> tuple[Path, ArmdConfig]:

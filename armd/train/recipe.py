@@ -165,6 +165,8 @@ class Adaptation:
     """The folder of the model to adapt; empty: a model is trained from its first weights."""
     base: str = ""
     """Its checksum."""
+    start: str = ""
+    """The folder of an adapter to go on from; empty: a new one."""
     rank: int = 12
     """Rank of the adapters."""
     alpha: int = 24
@@ -173,6 +175,8 @@ class Adaptation:
     """All weights learn, not adapters."""
     distill: float = 1.0
     """Share of the loss that is the distance to the source's left-to-right distribution."""
+    ahead: bool = True
+    """In streams, the source reads some of the later ones first, and so knows the right side."""
     half: bool = True
     """Adapters are saved in bfloat16."""
 
