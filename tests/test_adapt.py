@@ -145,6 +145,17 @@ def test_the_curve_tells_each_number_of_streams(run: Path) -> None:
     assert len(rows) == 2 and list(rows[0]) == ["left to right", "S=2", "S=4", "S=8"]
 
 
+def test_the_merged_model_has_a_card_of_its_own(base: Path, run: Path) -> None:
+    """It says what it was adapted from, on what, and how well it reads; its base's says nothing of
+    that. The rest of the config is the base's."""
+    ours, theirs = ((f / "README.md").read_text() for f in (run / "export", base))
+    assert "| adapted from | ours |" in ours and "| S=4 |" in ours and "| step | 6 |" in ours
+    assert "adapted" not in theirs
+    assert (
+        load_model(run / "export").config.to_diff_dict() == load_model(base).config.to_diff_dict()
+    )
+
+
 def test_all_weights_learn_with_full(base: Path, samples: Path, tmp_path: Path) -> None:
     changes = {"full": True, "steps": 2, "learning_rate": 1e-4, "activation_checkpointing": True}
     out = adapt(recipe_of(job(base, samples, tmp_path / "run", **changes)))

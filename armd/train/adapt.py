@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from ..model.shapes import Tensor
 from ..pretrained import load_model, model_folder
 from ..runtime.atomic_files import SUMS, copy_plain_files, put_folder, write_sums
 from ..runtime.seeds import seed_of
+from ..saved_folder import finish_folder
 from .checkpoint import Checkpoint
 from .curriculum import Stage
 from .distilled_loss import CLOSE, distance_to_the_right, distilled_loss
 from .distributed import unwrapped
-from .export import EXPORT, export
+from .export import EXPORT, card_facts, export
 from .loop import Run, train
 from .recipe import Recipe
 from .trainer import MicroBatch, Trainer
@@ -180,15 +181,22 @@ class AdaptRun(Run):
     def _export(self, checkpoint: Checkpoint) -> None:
         a, base = self.recipe.adapt, model_folder(self.recipe.adapt.base_model)
         if a.full:
-            config = ArmdConfig.from_pretrained(base)
-            return export(checkpoint, config, base, self.folder / EXPORT)
+            config, told = ArmdConfig.from_pretrained(base), self.card(checkpoint)
+            return export(checkpoint, config, base, self.folder / EXPORT, **told)
         weights = {}
         for name, shape in checkpoint.shapes("model/").items():
             weights[name.removeprefix("model/")] = torch.empty(shape)
             checkpoint.read_rows(name, weights[name.removeprefix("model/")], 0)
         save(self.recipe, weights, self.folder / ADAPTER)
         if checkpoint.step == self.total:
-            merge(base, self.folder / ADAPTER, self.folder / EXPORT, step=checkpoint.step)
+            out, told = self.folder / EXPORT, self.card(checkpoint)
+            merge(base, self.folder / ADAPTER, out, step=checkpoint.step, **told)
+
+    def card(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """What the model's card says of it, not of its base."""
+        told = card_facts(self.recipe, self.dataset, checkpoint)
+        base = Path(self.recipe.adapt.base_model).name
+        return {**told, "about": {"adapted from": base, **told["about"]}}
 
     def finish_without_steps(self) -> None:
         """A run of no steps: the adapter as it starts, which changes nothing."""
@@ -209,7 +217,7 @@ def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     put_folder(aside, folder)
 
 
-def merge(base: Path, adapter: Path, out: Path, *, step: int) -> None:
+def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[str, Any]) -> None:
     """The base with the adapter added, as a folder of its own, one tensor at a time."""
     merging, place, shapes = Merging(adapter), {}, {}
     dtype = None
@@ -229,5 +237,7 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int) -> None:
     copy_plain_files(base, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
     write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
     merging.check_base()
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    finish_folder(aside, ArmdConfig.from_pretrained(base), weights=count, **card)
     write_sums(aside)
     put_folder(aside, out)
