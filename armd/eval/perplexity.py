@@ -147,15 +147,15 @@ def draw_orders(windows: list[Window], scoring: Scoring, draw: int) -> Any:
     for window in windows:
         n = len(window.ids)
         source = seeded(scoring.seed, window.index, draw)
-        if scoring.order == "strided":
-            order = orders.strided(n, min(scoring.streams, n))
-        elif scoring.order == "shuffled":
-            rho = min(scoring.rho, n)
-            order = orders.shuffled(n, rho, how=scoring.shuffle, generator=source)
-        elif scoring.order == "random":
-            order = orders.random(n, generator=source)
-        else:
-            order = orders.masking(n, scoring.steps, generator=source)
+        order = orders.named(
+            scoring.order,
+            n,
+            streams=min(scoring.streams, n),
+            rho=min(scoring.rho, n),
+            how=scoring.shuffle,
+            steps=scoring.steps,
+            generator=source,
+        )
         found.append(padded(order, longest))
     return orders.stack(found)
 

@@ -239,6 +239,7 @@ def named(
     streams: int = 1,
     steps: int = 1,
     rho: int = 0,
+    how: str = "among",
     schedule: str = "linear",
     known: Bool[Tensor, "n"] | None = None,
     generator: torch.Generator | None = None,
@@ -248,7 +249,7 @@ def named(
         "left_to_right": lambda: left_to_right(n),
         "strided": lambda: strided(n, streams),
         "random": lambda: random(n, generator=generator),
-        "shuffled": lambda: shuffled(n, rho, generator=generator),
+        "shuffled": lambda: shuffled(n, rho, how=how, generator=generator),
         "masking": lambda: masking(n, steps, schedule, generator=generator),
         "infill": lambda: infill(torch.zeros(n).bool() if known is None else known, streams),
     }

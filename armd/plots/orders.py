@@ -49,18 +49,16 @@ def plot_order(
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    if kind == "left-to-right":
-        order = orders.left_to_right(length)
-    elif kind == "shuffled":
-        order = orders.shuffled(length, rho, generator=generator)
-    elif kind == "random":
-        order = orders.random(length, generator=generator)
-    elif kind == "strided":
-        order = orders.strided(length, streams)
-    elif kind == "masking":
-        order = orders.masking(length, steps, schedule, generator=generator)
-    else:
-        order = orders.infill(_known(known, length), streams)
+    order = orders.named(
+        kind,
+        length,
+        streams=streams,
+        steps=steps,
+        rho=rho,
+        schedule=schedule,
+        known=_known(known, length) if kind == "infill" else None,
+        generator=generator,
+    )
     figure = draw(order, title=f"{kind.replace('-', ' ')}, {length} tokens")
     save(figure, out)
     pyplot.close(figure)

@@ -33,9 +33,8 @@ def order_of(asked: ScoreRequest, n: int) -> Order:
         if len(given[0]) != len(given[1]) or not given[0]:
             raise ArmdError("an order has a position and a block for each token; name both")
         return Order(*(torch.tensor(numbers, dtype=torch.long) for numbers in given))
-    if asked.order == "random":
-        return orders.random(n, generator=seeded(any_seed(asked.seed), "order"))
-    return orders.strided(n, asked.streams if asked.order == "strided" else 1)
+    generator = seeded(any_seed(asked.seed), "order")
+    return orders.named(asked.order, n, streams=asked.streams, generator=generator)
 
 
 def shape_of(order: Order) -> Json:
@@ -68,18 +67,11 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
 
 def drawn_order(asked: OrderRequest) -> Order:
     n, generator = asked.length, seeded(any_seed(asked.seed), "order")
-    if asked.kind == "masking":
-        return orders.masking(n, asked.steps, generator=generator)
-    if asked.kind == "shuffled":
-        return orders.shuffled(n, asked.rho, generator=generator)
-    if asked.kind == "random":
-        return orders.random(n, generator=generator)
-    if asked.kind == "infill":
-        known = asked.known if asked.known is not None else [False] * n
-        if len(known) != n:
-            raise ArmdError(f"known has {len(known)} entries for a length of {n}; make them equal")
-        return orders.infill(torch.tensor(known), asked.streams)
-    return orders.strided(n, asked.streams if asked.kind == "strided" else 1)
+    known = None if asked.known is None else torch.tensor(asked.known, dtype=torch.bool)
+    if asked.kind == "infill" and known is not None and len(known) != n:
+        raise ArmdError(f"known has {len(known)} entries for a length of {n}; make them equal")
+    options = {"streams": asked.streams, "steps": asked.steps, "rho": asked.rho, "known": known}
+    return orders.named(asked.kind, n, **options, generator=generator)
 
 
 def routes(service: Service) -> APIRouter:

@@ -203,7 +203,8 @@ def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> tuple[list[i
         if len(position) != n:
             raise ArmdError(f"order names {len(position)} new tokens, there are {n}; name each")
     else:
-        position = orders.random(n, generator=seeded(*words, "order")).position.tolist()
+        drawn = orders.named(asked.order, n, generator=seeded(*words, "order"))
+        position = drawn.position.tolist()
     order = Order(torch.tensor(position), torch.arange(n) // asked.streams)
     return order.position.tolist(), order.block.tolist()
 
