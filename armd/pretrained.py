@@ -61,8 +61,8 @@ def model_folder(path: Path | str) -> Path:
 
 
 def load_model(path: Path | str, *, device: str = "cpu") -> Any:
-    """The model of a training run or of a save_pretrained folder, ours or a rival (an ArmdLM or a
-    Baseline), ready to be asked."""
+    """The model of a training run or of a save_pretrained folder, ours or a baseline (an ArmdLM or
+    a Baseline), in evaluation mode."""
     from transformers.utils import logging
 
     folder = model_folder(path)

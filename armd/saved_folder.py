@@ -107,7 +107,7 @@ def card(
         parts += ["## Held-out text, by order", _table("order", "nats a token | perplexity", rows)]
     ours = config.architectures == ["ArmdLM"]
     streams = "" if config.query == "shift" else ", streams=4"
-    parts.append(USE.format(streams=streams) if ours else RIVAL)
+    parts.append(USE.format(streams=streams) if ours else BASELINE)
     return "\n\n".join(parts) + "\n"
 
 
@@ -145,6 +145,6 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=32{streams}, do_sample
 `fill-mask` pipeline does not fit: there is no mask token. `model.infill(ids, known)` fills
 blanks."""
 
-RIVAL = """## Use
+BASELINE = """## Use
 
 `armd generate FOLDER`, `armd eval ppl FOLDER`: this model needs armd."""

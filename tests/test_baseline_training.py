@@ -1,5 +1,5 @@
-"""Laws of rivals in the same trainer: every one trains, goes on, is exported, loads, is scored and
-writes through the commands that our own model has."""
+"""Laws of baselines in the same trainer: every one trains, goes on, is exported, loads, is scored
+and writes through the commands that our own model has."""
 
 import json
 import time
@@ -158,7 +158,7 @@ NEW = ("transformer-xl", "plaid", "diffusion-lm", "diffusion-bert", "bert-mouth"
 def test_cut_off_and_resumed_equals_uninterrupted(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a rival draws follows from seed and step alone, too."""
+    """What a baseline draws follows from seed and step alone, too."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     recipe, last, kept = (small, 12, 6) if name == "mdlm" else (smaller, 4, 2)
     train(recipe(name, data, whole))

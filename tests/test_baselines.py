@@ -1,5 +1,5 @@
-"""Each rival's bound is a bound of its own sampler's process, by enumeration of all texts; and its
-sampler follows that process."""
+"""Each baseline's bound is a bound of its own sampler's process, by enumeration of all texts; and
+its sampler follows that process."""
 
 import pytest
 import torch

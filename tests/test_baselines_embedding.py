@@ -54,16 +54,16 @@ def noisy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, z at each gamma and node, its gamma, and the weights of the nodes."""
     noise, weight = nodes(len(text))
-    told = gamma.repeat_interleave(len(noise))
-    alpha, sigma = (x[:, None, None] for x in parts_of(told))
+    gammas = gamma.repeat_interleave(len(noise))
+    alpha, sigma = (x[:, None, None] for x in parts_of(gammas))
     clean = model.points()[text]
-    return clean, alpha * clean + sigma * noise.repeat(len(gamma), 1)[..., None], told, weight
+    return clean, alpha * clean + sigma * noise.repeat(len(gamma), 1)[..., None], gammas, weight
 
 
 def squares(model: EmbeddingDiffusion, text: Tensor, gamma: Tensor) -> Tensor:
     """The mean of |e - guess|^2 at each gamma, summed over tokens."""
-    clean, z, told, weight = noisy(model, text, gamma)
-    found = (clean - model.guess(z, told)).square().sum((1, 2))
+    clean, z, gammas, weight = noisy(model, text, gamma)
+    found = (clean - model.guess(z, gammas)).square().sum((1, 2))
     return found.view(len(gamma), -1) @ weight
 
 
@@ -78,8 +78,8 @@ def bound_by_quadrature(model: EmbeddingDiffusion, text: Tensor, points: int = 1
         gamma = (edge[1:] + edge[:-1]) / 2
         way = (edge.diff() * (-gamma).exp() / 2) @ squares(model, text, gamma)
         gamma = edge
-    _, z, told, weight = noisy(model, text, gamma[:1])
-    log_p = model.last_logits(z, told).log_softmax(-1)[:, range(len(text)), text].sum(1)
+    _, z, gammas, weight = noisy(model, text, gamma[:1])
+    log_p = model.last_logits(z, gammas).log_softmax(-1)[:, range(len(text)), text].sum(1)
     return float(model.prior_kl(text).sum() + way - log_p @ weight)
 
 

@@ -94,13 +94,13 @@ def test_a_run_is_called_by_its_own_name(tmp_path: Path) -> None:
     assert name_of(str(tmp_path / "poet")) == "poet"
 
 
-def test_a_diffusion_rival_is_refused(tmp_path: Path) -> None:
+def test_a_diffusion_baseline_is_refused(tmp_path: Path) -> None:
     from armd.baselines import config_of, model_class
 
     config = config_of("mdlm", vocab_size=257, d_model=16, n_layers=1, n_heads=2, max_length=8)
-    rival = saved(model_class("mdlm")(config), tmp_path / "rival")
-    with pytest.raises(ArmdError, match="diffusion rival"):
-        serve(Serving(rival, port=0))
+    baseline = saved(model_class("mdlm")(config), tmp_path / "baseline")
+    with pytest.raises(ArmdError, match="diffusion baseline"):
+        serve(Serving(baseline, port=0))
 
 
 def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypatch) -> None:

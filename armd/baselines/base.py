@@ -23,13 +23,13 @@ class Drawn:
 
 
 class Baseline(StrictModel):
-    """A rival. Randomness comes from `generator`, or, without one, from torch's own state, which
+    """A baseline. Randomness comes from `generator`, or, without one, from torch's own state, which
     the trainer sets for every step."""
 
     config_class = BaselineConfig
     config: BaselineConfig
     figure = "bound"
-    """What nll is, as registry.figure_of tells by the name."""
+    """What nll is, as registry.figure_of gives it by name."""
 
     @abstractmethod
     def nll(

@@ -3,7 +3,7 @@
 It is trained as BERT is: of 15 % of a text's tokens, 80 % become MASK, 10 % any token, 10 % stay as
 they are, and the loss is the mean cross-entropy of those 15 %. Its figure is the pseudo-likelihood,
 the sum of -log p(token | all others), seen at one random token of each text. That is no likelihood
-and no bound of one: every token is told its right neighbours, so it is far below both.
+and no bound of one: every token sees its right neighbours, so it is far below both.
 
 The paper takes a BERT that is trained already, and visits places at random; here a sweep visits
 every place once, in a random order, so that no MASK is left after the first.

@@ -1,13 +1,13 @@
-"""How large a rival is, and which one."""
+"""How large a baseline is, and which one."""
 
 from ..model.configuration_armd import ArmdConfig
 
 
 class BaselineConfig(ArmdConfig):
-    """Our sizes, and which rival this is."""
+    """Our sizes, and which baseline this is."""
 
     model_type = "armd-baseline"
-    _auto_class = None  # ours ships its code with the weights; a rival needs armd installed
+    _auto_class = None  # ours ships its code with the weights; a baseline needs armd installed
 
     model: str = "mdlm"
     """A name of baselines.MODELS."""

@@ -2,7 +2,7 @@
 
 After step t of T a token is masked with probability t/T, so going back from t it appears with
 probability 1/t, and the ELBO is sum_t 1/t E[sum over masked tokens of -log p], seen at a random t.
-Training adds the auxiliary cross-entropy. The network is told the time.
+Training adds the auxiliary cross-entropy. The time is an input of the network.
 """
 
 import torch

@@ -78,7 +78,7 @@ class LastDenoisingLayer(DenoisingLayer):
 
 
 class TimeCode(nn.Module):
-    """What is added to every row to tell how noisy the text is: a sinusoid, then a small MLP."""
+    """The time embedding, added to every row: a sinusoid, then a small MLP."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Trunk(Baseline):
     """Embedding of the tokens and of MASK, layers, a tied head over the tokens alone."""
 
     timed = False
-    """Whether the network is told the time, 0 for clean text to 1 for pure noise."""
+    """Whether the time is an input of the network: 0 for clean text to 1 for pure noise."""
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     _supports_sdpa = True

@@ -2,8 +2,8 @@
 are masked first and come back last.
 
 At time t of 1 token w is masked with probability g_w(t) = t - 0.3 c_w sin(pi t), c_w its
-log-frequency, from 0 for the rarest token to 1, less the mean over the corpus. The network is not
-told the time. From t to s it writes w with probability p(w) u_w, u_w = (g_w(t) - g_w(s)) / g_w(t),
+log-frequency, from 0 for the rarest token to 1, less the mean over the corpus. The network does not
+read the time. From t to s it writes w with probability p(w) u_w, u_w = (g_w(t) - g_w(s)) / g_w(t),
 and stays MASK with sum_w p(w) (1 - u_w). The bound is the sum over steps of the KL between that and
 the same with the true token alone; training adds the auxiliary cross-entropy, as D3PM does.
 
@@ -119,8 +119,8 @@ class DiffusionBert(Trunk):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Drawn:
-        """Ancestral sampling on an even grid. The network is not told the time: while a step writes
-        nothing, the next one needs no call."""
+        """Ancestral sampling on an even grid. The time is no input of the network: while a step
+        writes nothing, the next one needs no call."""
         self.check_sample(batch, length, steps)
         if temperature <= 0:
             raise ArmdError(f"temperature {temperature} must be above 0 for DiffusionBERT's rates")

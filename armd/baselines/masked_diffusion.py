@@ -24,7 +24,7 @@ class Noise:
     weight: Float[Tensor, "b n"]
     """Of a masked token's -log p in the bound."""
     time: Float[Tensor, "b"] | None = None
-    """For networks that are told."""
+    """For networks that take the time."""
 
 
 class Absorbing(Trunk):

@@ -2,8 +2,8 @@
 
 At time t a token is masked with probability t (the log-linear schedule, alpha_t = 1 - t). Written
 tokens are carried over and MASK is never predicted (SUBS), which leaves of the ELBO
-E_t [1/t * sum over masked tokens of -log p]. As in the paper's own best setting the network is not
-told the time.
+E_t [1/t * sum over masked tokens of -log p]. As in the paper's own best setting the network does
+not read the time.
 """
 
 import torch

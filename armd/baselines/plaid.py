@@ -91,8 +91,8 @@ class Plaid(EmbeddingDiffusion):
         scored: Bool[Tensor, "b n"],
     ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
         """log p of each token, and |e - guess|^2."""
-        told = gamma[scored.nonzero()[:, 0]]
-        parts = zip(*(x.split(ROWS) for x in (rows, z, told, target)), strict=True)
+        gammas = gamma[scored.nonzero()[:, 0]]
+        parts = zip(*(x.split(ROWS) for x in (rows, z, gammas, target)), strict=True)
         points = self.points()
         made = [checkpoint(self._score, *p, points, use_reentrant=False) for p in parts]
         if not made:
@@ -121,8 +121,8 @@ class Plaid(EmbeddingDiffusion):
 
     def guess(self, z: Float[Tensor, "b n e"], gamma: Float[Tensor, "b"]) -> Float[Tensor, "b n e"]:
         rows, points = self.rows_of(z, gamma), self.points()
-        told = gamma[:, None].expand(z.shape[:2])
-        parts = zip(*(x.flatten(0, 1).split(ROWS) for x in (rows, z, told)), strict=True)
+        gammas = gamma[:, None].expand(z.shape[:2])
+        parts = zip(*(x.flatten(0, 1).split(ROWS) for x in (rows, z, gammas)), strict=True)
         made = [self._logits(r, x, g, points).softmax(-1).to(z.dtype) @ points for r, x, g in parts]
         return torch.cat(made).view(z.shape)
 

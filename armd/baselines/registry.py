@@ -26,7 +26,11 @@ MODELS = {
     "diffusion-lm": (".diffusion_lm", "DiffusionLm", "diffusion on embeddings, and rounding"),
     "diffusion-bert": (".diffusion_bert", "DiffusionBert", "masked diffusion, rare tokens first"),
     "bert-mouth": (".bert_mouth", "BertMouth", "a masked LM that writes by Gibbs sampling"),
-    "sigma-gpt": (".sigma_gpt", "SigmaGpt", "one stream in any order, told where to write next"),
+    "sigma-gpt": (
+        ".sigma_gpt",
+        "SigmaGpt",
+        "one stream in any order, with the position to write next as input",
+    ),
     "xlnet": (".xlnet", "Xlnet", "two streams all the way up, queries from one learnt row"),
 }
 

@@ -100,8 +100,8 @@ class Sedd(Trunk):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Drawn:
-        """All tokens leap at once, from time to time of an even grid. The network is told the time,
-        so that every step is a call until nothing can change any more."""
+        """All tokens leap at once, from time to time of an even grid. The time is an input of the
+        network, so that every step is a call until nothing can change any more."""
         self.check_sample(batch, length, steps)
         if temperature <= 0:
             raise ArmdError(f"temperature {temperature} must be above 0 for SEDD's rates")

@@ -1,5 +1,6 @@
-"""Sigma-GPT (Pannatier et al. 2024), in our layers: a GPT whose tokens come in any order, told with
-each token where the next one will stand. One stream of half our rows; blocks of one token alone.
+"""Sigma-GPT (Pannatier et al. 2024), in our layers: a GPT whose tokens come in any order;
+with each token it reads where the next one will stand. One stream of half our rows; blocks of one
+token alone.
 
 The paper adds two absolute positions to each row, the token's and the next one's. Beside rotary
 positions that does not do: a row that looks around from where its own token stands learnt nothing

@@ -27,7 +27,7 @@ class Row:
     median: float
     tokens_per_second: float
     ratio: float
-    """Tokens/s over those of one stream of the same model; of rivals, of the first model."""
+    """Tokens/s over those of one stream of the same model; of baselines, of the first model."""
     median_ratio: float
     bandwidth_share: float | None
     """Bytes of weights and cache a pass must read, over the measured memory bandwidth: of the best,
@@ -64,7 +64,7 @@ def bench_decode(
     repeats: int = 5,
     passes: int = 8,
     vocabulary: int = 50257,
-    rivals: bool = True,
+    baselines: Annotated[bool, tyro.conf.arg(aliases=["--rivals"])] = True,
     peers: bool = False,
     threads: int | None = None,
     device: str = "cpu",
@@ -94,8 +94,8 @@ def bench_decode(
         for query in queries:
             ours = ArmdConfig(**{**config.to_dict(), "query": query, "n_two_stream": None})
             sides |= our_sides(ours, batch, streams, weights, where, passes=passes)
-        if rivals:
-            sides |= rival_sides(config, batch, where, passes=passes)
+        if baselines:
+            sides |= baseline_sides(config, batch, where, passes=passes)
         if peers:
             from .peers import llama_sides
 
@@ -141,7 +141,7 @@ def our_sides(
     return sides
 
 
-def rival_sides(config: Any, batch: int, device: Any, *, passes: int) -> dict[str, Side]:
+def baseline_sides(config: Any, batch: int, device: Any, *, passes: int) -> dict[str, Side]:
     from ..model.modeling_armd import ArmdLM
     from .baseline_decode import cacheless_side, diffusion_sides, gpt2_side
 

@@ -44,10 +44,10 @@ def _ordered(config: ArmdConfig, n: int, squares: bool, extra_rows: float) -> fl
 
 
 def _denoising(config: ArmdConfig, n: int, squares: bool) -> float:
-    """A diffusion rival. Its head reads the masked tokens alone, on average half of them (of each
-    block at least one), but all where noise writes any token, and 15 % as BERT is trained. Block
-    diffusion has the clean text beside the noisy one. Diffusion on embeddings reads all tokens; its
-    matrices from and to that space are small but not nothing."""
+    """A diffusion baseline. Its head reads the masked tokens alone, on average half of them (of
+    each block at least one), but all where noise writes any token, and 15 % as BERT is trained.
+    Block diffusion has the clean text beside the noisy one. Diffusion on embeddings reads all
+    tokens; its matrices from and to that space are small but not nothing."""
     name, d = name_of(config), config.d_model
     layer = 4 * d * d + 3 * d * config.d_ff
     weights, keys = config.n_layers * layer, config.n_layers * n

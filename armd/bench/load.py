@@ -186,7 +186,7 @@ def main() -> None:
     grown = (outcome.memory_after - outcome.memory_before) / 2**20
     print(
         f"{outcome.finished} answers as if alone, {len(outcome.wrong)} wrong, {outcome.left} "
-        f"broken off, {outcome.refused} told to come again; {outcome.tokens / outcome.seconds:.0f} "
+        f"broken off, {outcome.refused} refused for now; {outcome.tokens / outcome.seconds:.0f} "
         f"tokens/s over {outcome.seconds:.0f} s; memory {grown:+.1f} MiB; all slots free"
     )
     if job.json:

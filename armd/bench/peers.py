@@ -150,7 +150,7 @@ class LlamaCpp:
 
 
 def quiet(c: Any) -> None:
-    """llama.cpp tells stderr all about each model."""
+    """llama.cpp writes all about each model to stderr."""
     global _silent
     _silent = c.llama_log_callback(lambda level, text, data: None)
     c.llama_log_set(_silent, ctypes.c_void_p())

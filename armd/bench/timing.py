@@ -54,7 +54,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was told; a CPU has."""
+    """Wait until the device has done its work; a CPU has."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

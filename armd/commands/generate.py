@@ -33,7 +33,7 @@ class Written:
     steps: list[int | None]
     logp: list[float | None]
     calls: int | None = None
-    """Of a diffusion rival, which says neither of the two: model calls of the text's batch."""
+    """Of a diffusion baseline, which says neither of the two: model calls of the text's batch."""
 
     @property
     def drawn(self) -> int:
@@ -119,7 +119,7 @@ def diffused(
     sampling: Sampling,
     requests: Several[Request],
 ) -> tuple[list[Written], int]:
-    """The same from a rival that writes all tokens of a batch together."""
+    """The same from a baseline that writes all tokens of a batch together."""
     from ..runtime.seeds import seeded
 
     length = len(requests[0].tokens)
@@ -170,7 +170,7 @@ def write_all(
     from .generate_outputs import Records
     from .terminal_view import bar
 
-    settings = told(job, model, sampling, max(len(request.tokens) for request in requests))
+    settings = settings_of(job, model, sampling, max(len(request.tokens) for request in requests))
     write_some = partial(write, job, model, tokenizer, sampling)
     mine, start = ranks.share(requests), time.perf_counter()
     calls, tokens, busy = 0, 0, 0.0
@@ -203,7 +203,7 @@ def write_all(
     }
 
 
-def told(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[str, Any]:
+def settings_of(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[str, Any]:
     """The settings that made a sample, to be kept beside it."""
     return {
         "model": job.model,

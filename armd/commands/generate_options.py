@@ -40,7 +40,7 @@ class Writing:
     streams: int = 1
     """Runs written side by side: so many tokens a model call."""
     steps: int | None = None
-    """Of a diffusion rival: the model calls it may take; one for each token if not given."""
+    """Of a diffusion baseline: the model calls it may take; one for each token if not given."""
     order: str = "left-to-right"
     """left-to-right, random (one token a call, anywhere) or masking:T (diffusion in T steps)."""
     temperature: float = 1.0
@@ -110,7 +110,7 @@ def check_out(job: Writing) -> None:
 
 
 def check(job: Writing) -> None:
-    """What can be told to be wrong before the model is there."""
+    """Refuse what is wrong whatever the model."""
     if sum(given is not None for given in (job.prompt, job.prompts, job.template)) > 1:
         raise ArmdError("give one of --prompt, --prompts and --template, not more")
     for name, most in MOST.items():
@@ -156,11 +156,11 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
 
 
 def check_diffusion(job: Writing, name: str | None) -> None:
-    """What a diffusion rival, of that name, cannot do, and what only such a one can."""
+    """What a diffusion baseline, of that name, cannot do, and what only such a one can."""
     if name is None:
         if job.steps is not None:
             raise ArmdError(
-                "--steps is for diffusion rivals; this model takes --streams, or --order masking:T"
+                "--steps is for diffusion models; this one takes --streams, or --order masking:T"
             )
         return
     for option, wrong in (

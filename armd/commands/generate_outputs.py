@@ -157,8 +157,8 @@ def resumed(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise ArmdError(f"cannot read {file}: {error.strerror}; name another file") from None
-    told = json.loads(json.dumps(settings))
-    if any(record["settings"] != told for record in records):
+    wanted = json.loads(json.dumps(settings))
+    if any(record["settings"] != wanted for record in records):
         raise ArmdError(
             f"{file} was written with other settings; give the same ones, or use --overwrite"
         )

@@ -152,9 +152,11 @@ def write_adapter(
     config.base_model_name_or_path = base_name
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    told = read_json(folder / CONFIG, str(folder))
-    told["target_modules"] = sorted(told["target_modules"])  # a set: its order is another each time
-    (folder / CONFIG).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+    config = read_json(folder / CONFIG, str(folder))
+    config["target_modules"] = sorted(
+        config["target_modules"]
+    )  # a set: its order is another each time
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     low, new = {}, {}
     for name, tensor in weights.items():
         kept = tensor.detach().to(dtype).contiguous()

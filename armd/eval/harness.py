@@ -40,7 +40,7 @@ class ArmdHarness(LM):
     ) -> None:
         super().__init__()
         if (device or "").startswith("cuda") and not torch.cuda.is_available():
-            device = None  # the harness asks for a GPU unless told otherwise
+            device = None  # the harness asks for a GPU by default
         self.loaded: Loaded = load(
             pretrained, tokenizer=tokenizer, device=device, precision=precision
         )

@@ -39,8 +39,8 @@ class Loaded:
 
     name: str
     kind: str
-    """armd (a model that knows orders), armd-baseline (a rival that only bounds its likelihood), or
-    the model_type of a causal LM."""
+    """armd (a model that knows orders), armd-baseline (one that only bounds its likelihood), or the
+    model_type of a causal LM."""
     model: Any
     tokenizer: TextTokenizer
     precision: str

@@ -42,7 +42,7 @@ class Scoring:
     steps: int = 1024
     """Steps of a masking process."""
     draws: int = 1
-    """Orders drawn for each window, where the order is random, or draws of a rival's bound; more
+    """Orders drawn for each window, where the order is random, or draws of a baseline's bound; more
     give a standard error."""
     seed: int = 0
     batch: int = 8
@@ -96,7 +96,7 @@ def score_batch(scorer: Scorer, windows: list[Window], scoring: Scoring, skip: i
             ]
         )
     totals, draws = totals.cpu(), len(totals)
-    # rows of a rival may share their draw of the noise, so they vary together
+    # rows of a baseline may share their draw of the noise, so they vary together
     each = totals.sum(1, keepdim=True) if scorer.drawn else totals
     spread = each.var(0).sum().item() / draws if draws > 1 else 0.0
     tight = totals.logsumexp(0) - log(draws)
@@ -119,7 +119,7 @@ def row_totals(
     skip: int,
     draw: int,
 ) -> Any:
-    """log p of each window's scored tokens, in one draw of the order, or of a rival's noise."""
+    """log p of each window's scored tokens, in one draw of the order, or of a baseline's noise."""
     from .scorer import BaselineScorer
 
     if isinstance(scorer, BaselineScorer):
@@ -130,7 +130,7 @@ def row_totals(
 
 
 def drawn(scoring: Scoring, noisy: bool = False) -> int:
-    """How many orders a window is scored in, or draws of a rival's noise: a fixed order needs but
+    """How many orders a window is scored in, or draws of a baseline's noise: a fixed order needs
     one."""
     return scoring.draws if noisy or scoring.order in DRAWN else 1
 

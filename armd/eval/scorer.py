@@ -65,7 +65,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class OurScorer:
-    """What our model and the rivals in its layers have in common: a start of their own."""
+    """What our model and the baselines in its layers have in common: a start of their own."""
 
     model: ArmdLM | Baseline
     from_nothing = True
@@ -105,7 +105,7 @@ class ArmdScorer(OurScorer):
 
 @dataclass(frozen=True)
 class BaselineScorer(OurScorer):
-    """A rival that gives one figure for a whole row, most of them in draws of their noise."""
+    """A baseline that gives one figure for a whole row, most of them in draws of their noise."""
 
     model: Baseline
     any_order = False

@@ -175,7 +175,7 @@ class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
         wanted: Int[Tensor, "b2 n"],
     ) -> Float[Tensor, "b n d"]:
         """The first rows of the shifted query. Row k holds the last token and predicts the one at
-        wanted[k]; left to right it need not be told where that is."""
+        wanted[k]; left to right that position is no input."""
         return context
 
     def shift_rope(

@@ -1,4 +1,4 @@
-"""Padding: texts of unequal length in one batch, as an attention_mask tells them apart.
+"""Padding: texts of unequal length in one batch, as marked by an attention_mask.
 
 Nothing is masked. A text is moved to the front of its row, so that its positions start at 0, and
 its padding comes last in the order, so that no token sees it.

@@ -75,8 +75,9 @@ class SkinnyLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
         out = rows.new_empty(len(rows), self.outputs)
-        told = byref(self.address())
-        if library().skinny_product(told, rows.data_ptr(), out.data_ptr(), len(rows)):
+        if library().skinny_product(
+            byref(self.address()), rows.data_ptr(), out.data_ptr(), len(rows)
+        ):
             raise MemoryError("no memory for a product")
         out = out.view(*x.shape[:-1], self.outputs)
         return out if self.bias is None else out + self.bias

@@ -68,7 +68,7 @@ _known: WeakKeyDictionary[nn.Module, tuple[list[int], Any]] = WeakKeyDictionary(
 
 
 def addressed(module: nn.Module, parts: list[int], make: Callable[[], Any]) -> Any:
-    """What C is told of a module: made again when its parts have moved."""
+    """A module as C reads it: made again when its parts have moved."""
     known = _known.get(module)
     if known is None or known[0] != parts:
         known = _known[module] = (parts, make())
@@ -93,15 +93,15 @@ def through(
     rows, turn = rows.contiguous(), turn.contiguous()
     left = sum(text[5] for text in texts) if last else 0
     out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
-    told = (SequenceRows * len(texts))(*texts)
-    kept = [(c_long * (t.n_rows - t.n_kv))(*range(t.n_kv, t.n_rows)) for t in told]
-    for text, wanted in zip(told, kept, strict=True):
+    sequences = (SequenceRows * len(texts))(*texts)
+    kept = [(c_long * (t.n_rows - t.n_kv))(*range(t.n_kv, t.n_rows)) for t in sequences]
+    for text, wanted in zip(sequences, kept, strict=True):
         if last:
             text.wanted, text.n_wanted = addressof(wanted), len(wanted)
     ends = (tensor.data_ptr() for tensor in (rows, turn, out))
     parts = [part for layer in layers for part in layer.parts()]
     weights = addressed(layers[0], parts, lambda: addresses_of(layers))
-    if library().run_layers(weights, len(layers), told, len(texts), *ends):
+    if library().run_layers(weights, len(layers), sequences, len(texts), *ends):
         raise MemoryError("no memory for a decoding pass")
     return out
 

@@ -8,7 +8,7 @@ from typing import Any
 from .tables import LABELS, at_equal_entropy, markdown, perplexity_of
 from .uncertainty import Entries, difference_error, mean_nats, paired_difference, verdict
 
-RIVALS = ("mdlm", "sedd-absorb", "sedd-uniform", "radd", "d3pm", "bd3lm-4", "bd3lm-16")
+BASELINES = ("mdlm", "sedd-absorb", "sedd-uniform", "radd", "d3pm", "bd3lm-4", "bd3lm-16")
 
 NEIGHBOR = (
     ("armd-neighbor", "ar", 1.0, None, "the neighbor query's perplexity over AR's, equal steps"),
@@ -38,20 +38,20 @@ def quality(entries: Entries) -> list[list[str]]:
         if {one, other} <= entries.keys():
             claim += ", paired by seed"
             rows.append(shown(claim, limit, *paired_difference(entries, one, other, kind)))
-    present = [name for name in RIVALS if name in entries]
+    present = [name for name in BASELINES if name in entries]
     for run, words in (("armd-third", "ARMD"), ("armd-neighbor-third", "the neighbor query")):
         if present and run in entries:
             rows += a_third(entries, run, words, present)
     return rows
 
 
-def a_third(entries: Entries, run: str, words: str, rivals: list[str]) -> list[list[str]]:
-    """A run at a third of the steps against the best rivals at all of them."""
-    best = min(rivals, key=lambda name: perplexity_of(entries, name))
-    claim = f"{words} at 1/3 of the steps over the best diffusion rival at all steps"
+def a_third(entries: Entries, run: str, words: str, baselines: list[str]) -> list[list[str]]:
+    """A run at a third of the steps against the best baselines at all of them."""
+    best = min(baselines, key=lambda name: perplexity_of(entries, name))
+    claim = f"{words} at 1/3 of the steps over the best diffusion baseline at all steps"
     rows = [at_most(entries, run, best, 1.0, f"{claim} ({LABELS[best]}, from scratch)")]
-    masked = [name for name in rivals if not name.startswith("bd3lm")]
-    if masked and len(masked) < len(rivals):
+    masked = [name for name in baselines if not name.startswith("bd3lm")]
+    if masked and len(masked) < len(baselines):
         best = min(masked, key=lambda name: perplexity_of(entries, name))
         claim += " that is no block diffusion"
         rows.append(at_most(entries, run, best, 1.0, f"{claim} ({LABELS[best]})"))
@@ -89,19 +89,19 @@ def parallel(entries: Entries) -> list[list[str]]:
                     ]
                 )
         four = entries.get("sbp-20 S=4", {}).get("figures", {})
-        rivals = {
+        baselines = {
             name.split()[0]: f["figures"]
             for name, f in entries.items()
             if name.split()[0] in ("mdlm", "sedd-absorb")
             and key in f["figures"]
             and f["figures"]["calls"] <= 1.1 * four.get("calls", 0)
         }
-        if rivals and key in four:
-            best = min(rivals.values(), key=lambda f: f[key])
+        if baselines and key in four:
+            best = min(baselines.values(), key=lambda f: f[key])
             ratio, error = best[key] / four[key], hypot(best[noise], four[noise])
             rows.append(
                 [
-                    f"{' and '.join(LABELS[name] for name in rivals)} with as many passes over "
+                    f"{' and '.join(LABELS[name] for name in baselines)} with as many passes over "
                     f"ARMD with S=4, {label}",
                     "≥ 1.20",
                     f"{ratio:.2f} ± {ratio * error:.2f}",

@@ -152,7 +152,7 @@ def train_wanted(study: Any, stages: list[str], *, jobs: int, launch: str) -> di
 
 
 def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str, str]:
-    """One stage; what fails is told at the end and hides no other stage."""
+    """One stage; what fails is reported at the end and hides no other stage."""
     from importlib import import_module
 
     from .result_file import Findings

@@ -89,7 +89,7 @@ def measure(study: Study, findings: Findings) -> None:
 
 
 def samplers(study: Study) -> list[Sampler]:
-    """Ours with S streams, before and after each strided phase; the rivals with as many passes."""
+    """Ours with S streams, before and after each strided phase; baselines with as many passes."""
     scale, n = study.scale, study.scale.base.network.length
     found = []
     for run, counts in STREAMS.items():

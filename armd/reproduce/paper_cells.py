@@ -181,7 +181,7 @@ def generation(scale: PaperScale, judge: str, device: str) -> Iterator[Cell]:
             name = f"samples-{run}-{how[0][2:]}{how[1]}"
             measure = Measure(name, run, step, ("eval", "samples"), tuple(options))
             yield Cell("Table 2", row, column, value, measure, judged)
-    words = ["--size", scale.size, "--length", str(n), "--weights", "fp32", "--no-rivals"]
+    words = ["--size", scale.size, "--length", str(n), "--weights", "fp32", "--no-baselines"]
     words += ["--streams", "1", "2", "4", "--device", device, *scale.timing]
     measure = Measure("bench-decode", "", 0, ("bench", "decode"), tuple(words))
     for streams, seconds in paper.SECONDS_A_SAMPLE.items():

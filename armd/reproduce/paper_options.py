@@ -7,7 +7,7 @@ DATA = "lambada,wikitext2,ptb,wikitext103,lm1b"
 
 @dataclass(frozen=True)
 class PaperOptions:
-    """What the paper's own study can be told."""
+    """Options of the paper's own study."""
 
     yes: bool = False
     """Scale paper: start, having seen the plan."""

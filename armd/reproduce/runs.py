@@ -13,7 +13,7 @@ from ..train.presets import with_model
 from ..train.recipe import Curriculum, Recipe
 from .scale import Scale
 
-RIVALS = (
+BASELINES = (
     "mdlm",
     "sedd-absorb",
     "sedd-uniform",
@@ -24,7 +24,7 @@ RIVALS = (
     "sigma-gpt",
     "xlnet",
 )
-MORE_RIVALS = ("transformer-xl", "plaid", "diffusion-lm", "diffusion-bert")
+MORE_BASELINES = ("transformer-xl", "plaid", "diffusion-lm", "diffusion-bert")
 """Those of the paper's tables that are trained only if `--runs` names them."""
 SBP_SHARES = (10, 20, 40)
 """Lengths of the strided phase, in percent of the base run's steps."""
@@ -95,9 +95,9 @@ def perplexity_runs(scale: Scale) -> list[Trained]:
         ("ar", with_model(scale.base, "ar")),
     ):
         seeded += [Trained(name, recipe), Trained(f"{name}-third", fewer(recipe, 3))]
-    rivals = [Trained(name, with_model(scale.base, name)) for name in RIVALS]
-    more = [Trained(name, with_model(scale.base, name), optional=True) for name in MORE_RIVALS]
-    return [*with_seeds(scale, seeded), *rivals, *more, *published_bd3lm(scale)]
+    baselines = [Trained(name, with_model(scale.base, name)) for name in BASELINES]
+    more = [Trained(name, with_model(scale.base, name), optional=True) for name in MORE_BASELINES]
+    return [*with_seeds(scale, seeded), *baselines, *more, *published_bd3lm(scale)]
 
 
 def published_bd3lm(scale: Scale) -> list[Trained]:
@@ -138,7 +138,7 @@ def generation_runs(scale: Scale) -> list[Trained]:
 
 
 WRITERS = ("ar", "sedd-absorb", "mdlm", "bd3lm-4")
-"""The rivals whose samples are judged."""
+"""The baselines whose samples are judged."""
 
 
 def price_runs(scale: Scale) -> list[Trained]:

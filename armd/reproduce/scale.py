@@ -15,7 +15,7 @@ class Scale:
     """One size of the study."""
 
     base: Recipe
-    """Our model's own run; its rivals take as many steps of the same batches."""
+    """Our model's own run; its baselines take as many steps of the same batches."""
     judge: Recipe
     """A larger autoregressive model on the same text, the second opinion on samples."""
     source: str

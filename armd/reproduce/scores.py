@@ -34,7 +34,7 @@ def heldout(study: Study) -> Batches:
 
 
 def weights_of(folder: Path) -> dict[str, Any]:
-    """What tells a run's weights from those of another run."""
+    """A checksum of a run's weights."""
     recipe = read_recipe(folder)
     with (folder / EXPORT / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -55,7 +55,7 @@ def load(folder: Path) -> Any:
 
 @torch.no_grad()
 def scores(model: Any, recipe: Recipe, batches: Batches, *, draws: int) -> dict[str, Any]:
-    """Nats per token by kind of order; or of a rival its own figure, with its standard error."""
+    """Nats per token by kind of order; or of a baseline its own figure, with its standard error."""
     kinds = kinds_for(recipe)
     if isinstance(model, Baseline):
         exact = model.figure == "exact"

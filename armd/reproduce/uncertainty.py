@@ -49,8 +49,8 @@ def seed_spread(entries: Entries) -> float | None:
 def standard_error(
     entries: Entries, name: str, kind: str | None = None, pooled: float | None = None
 ) -> float | None:
-    """Of the mean loss of a run over its seeds, in nats; None where nothing tells. `pooled` is the
-    spread of seeds, if these entries have none of their own."""
+    """Of the mean loss of a run over its seeds, in nats; None where there is no estimate. `pooled`
+    is the spread of seeds, if these entries have none of their own."""
     figures = seeds_of(entries, name)
     values = [nats(f) if kind is None else f[kind] for f in figures if kind is None or kind in f]
     spread = statistics.stdev(values) if len(values) > 1 else seed_spread(entries) or pooled

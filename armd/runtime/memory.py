@@ -16,7 +16,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Let the allocator reuse what was freed. True if this system could be told so."""
+    """Let the allocator reuse what was freed. True where this system has such a setting."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -28,7 +28,7 @@ class ProcessGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where the group computes and exchanges tensors; the CPU unless it was told."""
+        """Where the group computes and exchanges tensors; the CPU by default."""
         import torch
 
         return self.on or torch.device("cpu")

@@ -1,4 +1,4 @@
-"""`armd serve`: a model behind an address, until it is told to stop."""
+"""`armd serve`: a model behind an address, until it is stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Serving:
     timeout: float = 120.0
     """A request that exceeds this many seconds returns its partial text."""
     grace: float = 10.0
-    """Seconds that running requests have when the server is told to stop."""
+    """Seconds that running requests have when the server is stopped."""
     max_body: int = 1 << 20
     """Bytes that a request may have."""
     name: str | None = None
@@ -108,7 +108,7 @@ def serve(job: Serving) -> None:
 
 
 def patient(service: Service, grace: float, ready: Callable[[], None] | None = None) -> Any:
-    """uvicorn's server, which says when it listens, and tells the engine first when to stop."""
+    """uvicorn's server, which says when it listens, and stops the engine first."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -138,7 +138,7 @@ def load(job: Serving) -> Service:
     model = load_model(job.model, device=job.device)
     if not isinstance(model, ArmdLM):
         raise ArmdError(
-            f"{job.model} is a diffusion rival, which writes whole texts; serve a run of our "
+            f"{job.model} is a diffusion baseline, which writes whole texts; serve a run of our "
             "model, or use armd generate"
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)

@@ -70,8 +70,8 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
     tokenizer, count, prompts = service.tokenizer, asked.n or 1, prompts_of(asked)
     most = service.limits.slots + service.limits.queue
     if len(prompts) * count > most:
-        told = f"{len(prompts) * count} texts in one request pass the server's slots and queue of"
-        raise Refusal(400, f"{told} {most}; ask for fewer", param="n")
+        reason = f"{len(prompts) * count} texts in one request pass the server's slots and queue of"
+        raise Refusal(400, f"{reason} {most}; ask for fewer", param="n")
     suffix = tokenizer.encode(asked.suffix or "", "suffix")
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     stops = tuple(filter(None, stops))
@@ -109,12 +109,12 @@ def room_for(service: Service, asked: CompletionRequest, given: int) -> int:
     nothing is cut."""
     longest, wanted = service.tokenizer.max_length, new_tokens(asked)
     if wanted and given == longest:
-        told = f"the prompt has {given} tokens, all that the model takes: cut it, to leave room"
+        reason = f"the prompt has {given} tokens, all that the model takes: cut it, to leave room"
     elif given > longest or (given + wanted > longest and isinstance(asked.order, list)):
-        told = service.tokenizer.too_long(given + wanted)
+        reason = service.tokenizer.too_long(given + wanted)
     else:
         return min(wanted, longest - given)
-    raise Refusal(400, told, param="max_tokens", code="context_length_exceeded")
+    raise Refusal(400, reason, param="max_tokens", code="context_length_exceeded")
 
 
 def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong, in the shape that OpenAI's clients read."""
+"""What a client gets when something is wrong, in the shape that OpenAI's clients read."""
 
 from typing import Any
 

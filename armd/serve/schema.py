@@ -145,7 +145,9 @@ class InfillRequest(Choosing):
     known: Annotated[list[bool], Field(max_length=65536)] | None = None
     prompt: Text | None = None
     max_tokens: int | None = Field(None, ge=1, le=2**31)
-    rivals: int = Field(0, ge=0, le=8, description="Most probable tokens told beside each token.")
+    rivals: int = Field(
+        0, ge=0, le=8, description="Most probable tokens to give beside each token."
+    )
     stream: bool = True
 
 

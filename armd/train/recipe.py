@@ -188,8 +188,8 @@ class Recipe:
     preset: str = "owt-small"
     """The preset it started from."""
     model: str = "armd"
-    """armd, or a rival: ar, transformer-xl, mdlm, sedd-absorb, sedd-uniform, radd, d3pm, bd3lm-4,
-    bd3lm-16, plaid, diffusion-lm, diffusion-bert, bert-mouth, sigma-gpt, xlnet."""
+    """armd, or a baseline: ar, transformer-xl, mdlm, sedd-absorb, sedd-uniform, radd, d3pm,
+    bd3lm-4, bd3lm-16, plaid, diffusion-lm, diffusion-bert, bert-mouth, sigma-gpt, xlnet."""
     seed: int = 0
     """Seed of weights, batches, orders and dropout."""
     data: str = ""

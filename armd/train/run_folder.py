@@ -131,7 +131,7 @@ def read_recipe(folder: Path | str) -> Recipe:
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """What tells one dataset from another, wherever it lies."""
+    """What identifies a dataset, wherever it lies."""
     sums = [
         shard["sha256"]
         for name in sorted(dataset.manifest["splits"])

@@ -25,7 +25,7 @@ KINDS = {
 
 
 def kinds_for(recipe: Recipe) -> dict[str, Stage]:
-    """What the model can be asked; the first is what tells the best checkpoint."""
+    """What the model can be asked; the first decides which checkpoint is best."""
     if not knows_orders(recipe.model):
         figure = figure_of(recipe.model)
         return {"left to right" if figure == "exact" else figure: KINDS["left to right"]}

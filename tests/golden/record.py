@@ -151,17 +151,17 @@ def _order(n: int, kind: str, *how, g: torch.Generator) -> armd.Order:
 
 def machine() -> str:
     """What the last bits depend on: the processor, the C compiler and torch."""
-    told = [torch.__version__]
+    parts = [torch.__version__]
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
         lines = cpu.read_text().split("\n\n")[0].splitlines()
-        told += [line for line in lines if line.startswith(("flags", "Features", "model name"))]
+        parts += [line for line in lines if line.startswith(("flags", "Features", "model name"))]
     try:
         compiler = [os.environ.get("CC") or "cc", "--version"]
-        told += subprocess.run(compiler, capture_output=True, text=True).stdout.splitlines()[:1]
+        parts += subprocess.run(compiler, capture_output=True, text=True).stdout.splitlines()[:1]
     except OSError:
         pass
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 # the comparison
