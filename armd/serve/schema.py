@@ -156,7 +156,7 @@ class OrderShape(BaseModel):
     block: list[int]
 
 
-class RivalShape(BaseModel):
+class TopTokenShape(BaseModel):
     token: int
     piece: str
     logprob: float
@@ -167,7 +167,7 @@ class LandedShape(BaseModel):
     token: int
     piece: str
     logprob: float
-    rivals: list[RivalShape]
+    rivals: list[TopTokenShape]
 
 
 class StartEvent(BaseModel):
