@@ -31,9 +31,13 @@ from armd.eval.perplexity import Scoring, perplexity  # noqa: E402
 from armd.eval.windows import PROTOCOLS  # noqa: E402
 from armd.plots.curves import read_curves  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
-from armd.train.checkpoint import steps_in  # noqa: E402
+from armd.train.checkpoint import (  # noqa: E402
+    Checkpoint,
+    open_checkpoint,
+    steps_in,
+)
 from armd.train.command import parse  # noqa: E402
-from armd.train.export import best_checkpoint, exported_step  # noqa: E402
+from armd.train.export import exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.presets import preset, with_model  # noqa: E402
 from armd.train.recipe import Recipe  # noqa: E402
@@ -97,6 +101,11 @@ def test_it_learns_and_is_validated_in_what_it_knows(trained: tuple[str, Path]) 
     assert best_checkpoint(out).facts["heldout"] == min(
         next(iter(x.values())) for x in (first, last)
     )
+
+
+def best_checkpoint(run: Path) -> Checkpoint:
+    found = [open_checkpoint(run / "checkpoints", step) for step in steps_in(run / "checkpoints")]
+    return min(found, key=lambda checkpoint: checkpoint.facts["heldout"])
 
 
 def test_its_export_loads_by_its_config_alone(trained: tuple[str, Path]) -> None:

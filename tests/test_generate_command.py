@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from patience import PATIENCE
 from small import case_of
 
@@ -20,7 +19,7 @@ from armd.commands.terminal_view import pieces
 from armd.data.template import fill_in
 from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
-from armd.eval.entropy import match_temperature, search_temperature, unigram_entropy
+from armd.eval.entropy import match_temperature, mean_entropy, search_temperature
 from armd.pretrained import load_model, load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,8 +135,8 @@ def test_match_entropy_finds_its_temperature(folder: Path, tmp_path: Path) -> No
 
 
 def test_entropy_in_bits_and_its_reach(folder: Path) -> None:
-    tokens = torch.tensor([[1, 1, 1, 1], [1, 2, 1, 2], [0, 1, 2, 3]])
-    assert unigram_entropy(tokens).tolist() == [0.0, 1.0, 2.0]
+    texts = ([1, 1, 1, 1], [1, 2, 1, 2], [0, 1, 2, 3])
+    assert [mean_entropy([text]) for text in texts] == [0.0, 1.0, 2.0]
     with pytest.raises(ArmdError, match=r"out of reach.* give 2\.[0-9]+ to 4\.[0-9]+;"):
         match_temperature(load_model(folder), 9.0, length=32, count=2)
     rows = {True: [[1, 1, 1, 1]], False: [[1, 2, 3, 4]]}

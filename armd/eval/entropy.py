@@ -18,12 +18,6 @@ from ..runtime.seeds import seeded
 Written = Callable[[float], Sequence[Any]]
 
 
-def unigram_entropy(tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b"]:
-    """Bits: the entropy of each sequence over its own token counts."""
-    rows = [_entropy(row) for row in tokens]
-    return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.float64)
-
-
 def mean_entropy(rows: Sequence[Sequence[int]]) -> float:
     """Bits, the mean over sequences of any lengths."""
     found = [float(_entropy(torch.as_tensor(row))) for row in rows if len(row)]

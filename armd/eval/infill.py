@@ -85,22 +85,9 @@ def one_text(data: str) -> Corpus:
 
 def token_windows(loaded: Loaded, corpus: Corpus, length: int, count: int) -> list[list[int]]:
     """The first whole windows of a text."""
-    from .windows import PROTOCOLS, Tally, cut
+    from .windows import whole_windows
 
-    found = cut(
-        PROTOCOLS["sedd"],
-        corpus.rows(),
-        loaded.encode,
-        window=length,
-        bos=loaded.bos,
-        eos=loaded.eos,
-        tally=Tally(),
-        running=not corpus.ends,
-    )
-    rows = [window.ids for window in islice(found, count)]
-    if not rows:
-        raise ArmdError(f"{corpus.source} is shorter than a window of {length}; lower --window")
-    return rows
+    return list(islice(whole_windows("sedd", loaded, corpus, length), count))
 
 
 def infilling(

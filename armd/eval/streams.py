@@ -87,21 +87,9 @@ def spread_windows(loaded: Loaded, corpus: Any, length: int, count: int) -> torc
     """Whole windows of a text, the first one and others at even distances."""
     import torch
 
-    from .windows import PROTOCOLS, Tally, cut
+    from .windows import whole_windows
 
-    found = cut(
-        PROTOCOLS["exact"],
-        corpus.rows(),
-        loaded.encode,
-        window=length,
-        bos=loaded.bos,
-        eos=loaded.eos,
-        tally=Tally(),
-        running=not corpus.ends,
-    )
-    rows = [window.ids for window in found if len(window.ids) == length]
-    if not rows:
-        raise ArmdError(f"{corpus.source} is shorter than a window of {length}; lower --window")
+    rows = list(whole_windows("exact", loaded, corpus, length))
     count = min(count, len(rows))
     return torch.tensor([rows[number * len(rows) // count] for number in range(count)])
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from ..errors import ArmdError
 from .detokenize import DETOKENIZERS
@@ -192,3 +193,16 @@ def _end(protocol: Protocol, tally: Tally, room: int, bos: int, eos: int) -> Ite
 def _window(protocol: Protocol, tally: Tally, ids: list[int], bos: int, eos: int) -> Window:
     tally.windows += 1
     return Window(tally.windows - 1, [bos, *ids, eos] if protocol.wrapped else ids)
+
+
+def whole_windows(protocol: str, loaded: Any, corpus: Any, length: int) -> Iterator[list[int]]:
+    """The tokens of each full window of a corpus, for a loaded model."""
+    ends = {"bos": loaded.bos, "eos": loaded.eos, "running": not corpus.ends}
+    found = cut(
+        PROTOCOLS[protocol], corpus.rows(), loaded.encode, window=length, tally=Tally(), **ends
+    )
+    rows = (window.ids for window in found if len(window.ids) == length)
+    if (first := next(rows, None)) is None:
+        raise ArmdError(f"{corpus.source} is shorter than a window of {length}; lower --window")
+    yield first
+    yield from rows

@@ -4,8 +4,6 @@ import ctypes
 from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
 from typing import Any
 
-from torch import Tensor
-
 
 class Matrix(ctypes.Structure):
     """`matrix` of gemm.h."""
@@ -82,18 +80,6 @@ class NetworkWeights(ctypes.Structure):
     )
 
 
-class ForwardInput(ctypes.Structure):
-    """`forward_input` of forward.h."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "prefix_state", "new_prefix_state")),
-        *((name, c_void_p) for name in ("strict", "low_slot", "low_limit")),
-        *((name, c_void_p) for name in ("high_slot", "high_limit")),
-        *((name, c_long) for name in ("n_context", "n_query", "low_start", "low_length")),
-        *((name, c_long) for name in ("high_start", "high_length", "padding_slot", "bf16")),
-    )
-
-
 class NativeSampling(ctypes.Structure):
     """`sampling` of sample.h."""
 
@@ -126,18 +112,6 @@ class PointerTable:
         self.array = (c_void_p * len(pointers))(*pointers)
         self.address = ctypes.addressof(self.array)
 
-    def from_layer(self, first: int) -> int:
-        """Address of the part of the array that starts at layer `first`."""
-        return self.address + first * ctypes.sizeof(c_void_p)
-
-
-def row_pointers(table: Tensor | None, count: int) -> list[int | None]:
-    """Address of each of the first `count` rows of a table; None for each without a table."""
-    if table is None:
-        return [None] * count
-    stride = table.stride(0) * table.element_size()
-    return [table.data_ptr() + i * stride for i in range(count)]
-
 
 def declare(library: Any) -> Any:
     """Give the functions of the loaded library their argument and result types."""
@@ -151,9 +125,6 @@ def declare(library: Any) -> Any:
     layers, sequences = [POINTER(LayerWeights), c_long], [POINTER(SequenceRows), c_long]
     library.run_layers.argtypes = [*layers, *sequences, *[pointer] * 3]
     library.run_layers.restype = c_int
-    inputs = [POINTER(ForwardInput), c_long]
-    library.forward_pass.argtypes = [POINTER(NetworkWeights), *inputs, *[pointer] * 6]
-    library.forward_pass.restype = c_int
     rows = [pointer, pointer, pointer, POINTER(NativeSampling)]
     library.sample_rows.argtypes = [*rows, pointer, c_long, c_long, pointer, pointer]
     library.sample_rows.restype = c_int

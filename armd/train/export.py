@@ -9,7 +9,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..data.dataset import Dataset
-from ..errors import ArmdError
 from ..model.configuration_armd import ArmdConfig
 from ..runtime.atomic_files import (
     SUMS,
@@ -20,7 +19,7 @@ from ..runtime.atomic_files import (
 )
 from ..runtime.tensor_files import write_tensors
 from ..saved_folder import finish_folder
-from .checkpoint import Checkpoint, open_checkpoint, steps_in
+from .checkpoint import Checkpoint
 from .recipe import Recipe
 from .run_folder import parse_rows
 
@@ -77,12 +76,3 @@ def exported_step(out: Path) -> int | None:
             return int((file.metadata() or {})["step"])
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-
-
-def best_checkpoint(run: Path) -> Checkpoint:
-    """The checkpoint of a run with the least held-out loss."""
-    folder = run / "checkpoints"
-    found = [open_checkpoint(folder, step) for step in steps_in(folder)]
-    if not found:
-        raise ArmdError(f"{run} has no checkpoint yet")
-    return min(found, key=lambda c: c.facts.get("heldout") or float("inf"))
