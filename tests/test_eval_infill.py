@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import armd
 from armd.errors import ArmdError
 from armd.eval.infill import eval_infill
+from armd.eval.infill_fills import fill_greedily, rouge_l, spans_of
 from armd.eval.infill_scores import fill_blanks, hide
 
 
@@ -91,3 +92,29 @@ def test_the_verb_compares_both_sides_and_refuses_other_models(tmp_path, capsys,
     with pytest.raises(ArmdError, match="shorter than a window"):
         file.write_text("short")
         eval_infill(model, data=str(file))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=7), st.lists(st.integers(0, 3), max_size=7))
+def test_rouge_is_the_longest_common_subsequence(found, wanted):
+    subsets = lambda ids: {  # noqa: E731
+        tuple(t for k, t in enumerate(ids) if mask >> k & 1) for mask in range(2 ** len(ids))
+    }
+    longest = max(map(len, subsets(found) & subsets(wanted)))
+    assert rouge_l(found, wanted) == 2 * longest / max(1, len(found) + len(wanted))
+
+
+def test_a_text_that_greedy_filling_wrote_is_filled_exactly():
+    """Its own greedy text comes back, by the way that wrote it: spans of known text are kept, and
+    each span of blanks is compared with its own place."""
+    model, tokens = tiny_armd(), text(rows=1)
+    blank = torch.zeros(1, 12, dtype=torch.bool)
+    blank[0, [2, 3, 7, 11]] = True
+    assert spans_of(blank[0]) == [(2, 4), (7, 8), (11, 12)]
+    both = armd.infill(model, tokens, ~blank, temperature=0.0)
+    found = fill_greedily(model, both, blank)
+    assert found["both"] == {"fills": 3, "rouge_l": 1.0, "exact_fills": 1.0}
+    left = armd.generate(model, prompt=tokens[:, :2].tolist(), length=12, temperature=0.0)
+    assert fill_greedily(model, left, blank)["left"]["exact_fills"] == 1.0
+    other = (both + blank) % VOCABULARY
+    assert fill_greedily(model, other, blank)["both"]["exact_fills"] < 1.0

@@ -77,3 +77,13 @@ def test_serve_and_query(trained: str, capsys: pytest.CaptureFixture) -> None:
 def test_no_example_is_left_out() -> None:
     tests = Path(__file__).read_text()
     assert all(f'"{file.name}"' in tests for file in EXAMPLES.glob("*.py"))
+
+
+def test_side_by_side(trained: str, tmp_path: Path) -> None:
+    """Every prompt with every number of streams, each text beginning with its prompt."""
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "texts.md"
+    prompts.write_text("an order\n\nblocks of\n")
+    run("side_by_side.py", trained, str(prompts), str(out))
+    told = out.read_text()
+    assert all(told.count(f"**S = {streams}**") == 2 for streams in (1, 2, 4, 8))
+    assert told.count("> an order") == told.count("> blocks of") == 4

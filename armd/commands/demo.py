@@ -4,6 +4,10 @@ import json as json_format
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..model.modeling_armd import ArmdLM
 
 
 def demo(
@@ -23,7 +27,10 @@ def demo(
         pretrained: Show the pretrained model first.
         json: Write the held-out losses, in nats per token, to this file.
     """
+    from ..checked_pack import pack_checked
     from ..data.prepare import Preparation, prepare
+    from ..pretrained import load_model
+    from ..runtime.threads import use_few_threads
     from ..train.loop import train
     from ..train.presets import demo as recipe
     from ..train.run_folder import read_metrics
@@ -44,7 +51,9 @@ def demo(
     print(f"\n{table(losses)}")
     for streams in STREAMS:
         write(run, streams)
-    speeds = measured(run)
+    model = pack_checked(load_model(run))
+    use_few_threads(model)
+    speeds = measured(model, length=128, repeats=REPEATS)
     ratios = ", ".join(f"S={s} {v:,.0f} ({v / speeds['1']:.1f} times)" for s, v in speeds.items())
     print(f"\ntokens/s, best of {REPEATS} texts each: {ratios}")
     print("(a model this small lies in a core's cache; with larger ones streams gain more: README)")
@@ -70,18 +79,14 @@ def write(run: Path, streams: int) -> None:
     generate(job)
 
 
-def measured(run: Path) -> dict[str, float]:
-    """Tokens/s by streams. One text takes a few hundredths of a second, too little to go by; so
-    each way writes several, in turn, and its best counts."""
-    from ..checked_pack import pack_checked
+def measured(model: "ArmdLM", *, length: int, repeats: int) -> dict[str, float]:
+    """Tokens/s by streams. One text may take a few hundredths of a second, too little to go by, and
+    the first wakes threads and tries how many are best; so each way writes several, in turn, and
+    its best counts."""
     from ..generation.api import generate
-    from ..pretrained import load_model
-    from ..runtime.threads import use_few_threads
 
-    model, length = pack_checked(load_model(run)), 128
-    use_few_threads(model)
     best = dict.fromkeys(STREAMS, float("inf"))
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for streams in STREAMS:
             start = time.perf_counter()
             generate(model, length=length, streams=streams)

@@ -4,37 +4,46 @@ import json
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..text_model import TextModel
 
 PROMPT = "The history of the bicycle began in"
 TEMPLATE = "Every morning ____ before she went to work, and ____ in the evening."
 STREAMS = (1, 2, 4)
-LENGTH = 192
+LENGTH, REPEATS, FILLINGS = 192, 3, 16
 
 
 def show_pretrained() -> None:
     """SmolLM2 writes the same prompt with 1, 2 and 4 streams, then fills blanks; where its package
     is not installed, a line says how to get it."""
     from ..convert.smollm2 import GET, NAME, available
-    from ..pretrained import load_model
+    from ..text_model import load
+    from .demo import measured
 
     if not available():
         print(f"For real English first: {GET}; then armd demo again.")
         return
     print(f"{NAME}: a pretrained model of 135M weights, converted; an adapter taught it streams.")
     texts = {streams: written(NAME, streams) for streams in STREAMS}
-    print("\nstreams   tokens/s   nats a token of that text, read left to right by the same model")
-    reader = load_model(NAME)
-    for streams, (speed, ids, steps) in texts.items():
-        nats = surprise(reader, ids, steps)
-        print(f"{streams:>7}   {speed:>8,.1f}   {nats:.2f} (perplexity {math.exp(nats):.1f})")
-    fill(NAME)
+    reader = load(NAME)
+    speeds = measured(reader.fast, length=LENGTH, repeats=REPEATS)
+    print(
+        f"\ntokens/s: best of {REPEATS} texts; nats: of the text above, a token, read left to right"
+    )
+    print("streams   tokens/s   times S=1   nats a token")
+    for streams, (ids, steps) in texts.items():
+        speed, nats = speeds[str(streams)], surprise(reader.model, ids, steps)
+        times, odds = speed / speeds["1"], f"{nats:.2f} (perplexity {math.exp(nats):.1f})"
+        print(f"{streams:>7}   {speed:>8,.1f}   {times:>9.2f}   {odds}")
+    fill(reader)
     print(f"\nMore: armd generate {NAME} --prompt '...' --streams 4 --show")
     print(f"      armd generate {NAME} --chat --prompt 'Why is the sky blue?'\n")
 
 
-def written(model: str, streams: int) -> tuple[float, list[int], list[int | None]]:
-    """Show one text; its tokens a second, and its tokens with the step that drew each."""
+def written(model: str, streams: int) -> tuple[list[int], list[int | None]]:
+    """Show one text; its tokens with the step that drew each."""
     from .generate import Writing, generate
 
     print(f"\n{streams} stream{'s' * (streams > 1)}:")
@@ -51,9 +60,9 @@ def written(model: str, streams: int) -> tuple[float, list[int], list[int | None
             show=True,
             out=out,
         )
-        figures = generate(job)
+        generate(job)
         record = json.loads(out.read_text("utf-8").splitlines()[0])
-    return figures["tokens_per_second"], record["ids"], record["steps"]
+    return record["ids"], record["steps"]
 
 
 def surprise(model: Any, ids: list[int], steps: list[int | None]) -> float:
@@ -69,9 +78,15 @@ def surprise(model: Any, ids: list[int], steps: list[int | None]) -> float:
     return float(-logp[drawn].double().mean())
 
 
-def fill(model: str) -> None:
-    """Show one template filled in, both sides of each blank known."""
-    from .generate import Writing, generate
-
+def fill(reader: "TextModel") -> None:
+    """Show the most probable of several fillings of one template, each blank filled with both of
+    its sides known."""
+    made = {
+        reader.fill(TEMPLATE, lengths=(6, 5), seed=seed, temperature=0.7)
+        for seed in range(FILLINGS)
+    }
+    best = sorted(made, key=lambda text: -reader.score(text).total)[:3]
     print(f"\nblanks, both sides known: {TEMPLATE}")
-    generate(Writing(model, template=TEMPLATE, blank_lengths="6,5", count=3, temperature=0.5))
+    print(f"the three most probable of {len(made)} fillings:")
+    for text in best:
+        print(f"  {text}")

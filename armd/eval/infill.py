@@ -30,6 +30,7 @@ def eval_infill(
     window: int | None = None,
     seed: int = 0,
     batch: int = 8,
+    fill: bool = False,
     tokenizer: str | None = None,
     device: str | None = None,
     precision: Literal["float32", "bfloat16"] = "float32",
@@ -45,6 +46,7 @@ def eval_infill(
         window: Tokens in a window; 1024, or the most the model takes.
         seed: Of the choice of blanks, the same for every model.
         batch: Windows at a time.
+        fill: Also fill the spans greedily: ROUGE-L and how many are exactly the text.
         tokenizer: Its folder or name, if the model's folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
         precision: Of weights and arithmetic; probabilities are float64.
@@ -63,6 +65,8 @@ def eval_infill(
     for kind in ("tokens", "spans"):
         for share in shares:
             figures = infilling(loaded, rows, kind=kind, share=share, seed=seed, batch=batch)
+            if fill and kind == "spans":
+                add_fills(figures, loaded, rows, share=share, seed=seed)
             settings = {"model": model, "data": data, "window": length, "seed": seed}
             results.append(
                 {**settings, "weights": loaded.fingerprint, "config": loaded.config, **figures}
@@ -96,13 +100,9 @@ def infilling(
     """Both contexts on the same blanks."""
     import torch
 
-    from .infill_scores import fill_blanks, hide
+    from .infill_scores import fill_blanks
 
-    n = len(rows[0])
-    blank = torch.stack(
-        [hide(n, share, kind, generator=seeded(seed, number)) for number in range(len(rows))]
-    )
-    tokens = torch.tensor(rows)
+    blank, tokens = hidden_in(rows, kind, share, seed), torch.tensor(rows)
     place = loaded.model.device
     figures: dict[str, Any] = {
         "blanks": kind,
@@ -126,6 +126,30 @@ def infilling(
     return figures | {"nats_gained": gain}
 
 
+def hidden_in(rows: list[list[int]], kind: str, share: float, seed: int) -> Any:
+    """The blanks of each window, (windows, n)."""
+    import torch
+
+    from .infill_scores import hide
+
+    places = (seeded(seed, number) for number in range(len(rows)))
+    return torch.stack([hide(len(rows[0]), share, kind, generator=place) for place in places])
+
+
+def add_fills(
+    figures: dict[str, Any], loaded: Loaded, rows: list[list[int]], *, share: float, seed: int
+) -> None:
+    """What greedy filling of these spans gives, from the left and from both sides."""
+    import torch
+
+    from ..checked_pack import pack_checked
+    from .infill_fills import fill_greedily
+
+    blank, fast = hidden_in(rows, "spans", share, seed), pack_checked(loaded.model)
+    for name, found in fill_greedily(fast, torch.tensor(rows), blank).items():
+        figures[name] |= found
+
+
 def shown(results: list[dict[str, Any]]) -> str:
     header = ["blanks", "share", "tokens", "ppl left", "ppl both", "nats gained"]
     header += ["accuracy left", "both", "exact match left", "both"]
@@ -145,9 +169,18 @@ def shown(results: list[dict[str, Any]]) -> str:
             ]
         )
     first = results[0]
+    filled = [result for result in results if "rouge_l" in result["left"]]
+    fills = [
+        f"spans filled greedily, {result['share']:.0%} blank, {result['left']['fills']} spans: "
+        f"ROUGE-L (tokens, F1) left {result['left']['rouge_l']:.4f}, both "
+        f"{result['both']['rouge_l']:.4f}; exactly the text left "
+        f"{result['left']['exact_fills']:.4f}, both {result['both']['exact_fills']:.4f}"
+        for result in filled
+    ]
     return "\n".join(
         [
             table(header, rows),
+            *fills,
             f"{first['windows']} windows of {first['window']} tokens, seed {first['seed']}; exact "
             "log-likelihood of the blanks, one by one: left, given all that stands before each; "
             "both, given all known tokens and the earlier blanks",
