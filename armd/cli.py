@@ -4,6 +4,7 @@ so `armd --help` answers without loading torch."""
 import difflib
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 
@@ -72,6 +73,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
 }
 
 
+COMPUTING = re.compile("train|adapt|demo|generate|eval|bench (train|decode|eval|busy|products)")
+"""Verbs whose main thread does the work, in as many threads as there are cores."""
+
+
 def overview(group: str = "") -> str:
     """What `armd --help` prints; with a group, such as eval, what `armd eval --help` does."""
     shown = {verb: row for verb, row in VERBS.items() if verb.startswith(f"{group} ".lstrip())}
@@ -119,10 +124,10 @@ def run(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    from .runtime.threads import limit_spinning
+    from .runtime.threads import bind_threads, limit_spinning
 
-    limit_spinning()
     words = sys.argv[1:]
+    bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         raise SystemExit(0)

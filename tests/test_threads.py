@@ -97,3 +97,35 @@ def test_spinning_is_bounded_before_torch_is_loaded_unless_the_user_chose() -> N
             [sys.executable, "-c", code], env=clean | given, capture_output=True, text=True
         )
         assert done.stdout.strip() == expected, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
+def test_threads_have_cores_of_their_own_and_what_they_start_has_all() -> None:
+    """Only inside `own_core` is the main thread bound, and never what it starts or leaves."""
+    code = """
+import os, subprocess, sys, threading
+from armd.runtime.threads import bind_threads, leave_core, own_core
+every = os.sched_getaffinity(0)
+bind_threads()
+import torch
+assert os.sched_getaffinity(0) == every and not [n for n in os.environ if "OMP" in n]
+torch.randn(10**6).exp()
+threads = {int(t): os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")}
+workers = [cores for t, cores in threads.items() if cores != every]
+assert len(workers) == torch.get_num_threads() - 1, threads
+with own_core():
+    mine, found = os.sched_getaffinity(0), []
+    def work():
+        leave_core()
+        found.append(os.sched_getaffinity(0))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+assert found == [every] and os.sched_getaffinity(0) == every
+assert all(not mine & cores for cores in workers) and mine < every
+print("bound")
+"""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_"))}
+    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
+    assert done.stdout.strip() == "bound", done.stderr

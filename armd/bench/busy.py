@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..runtime.threads import own_core
+
 LOOP = "while True: pass"
 ENOUGH = 0.4
 
@@ -100,11 +102,12 @@ def workloads(*, small: bool, threads: int | None) -> Iterator[tuple[str, Callab
 
 def rate(work: Callable[[], int], seconds: float) -> float:
     """Tokens/s over at least so many seconds, after one call that does not count."""
-    work()
-    begin, tokens = time.perf_counter(), 0
-    while time.perf_counter() < begin + seconds:
-        tokens += work()
-    return tokens / (time.perf_counter() - begin)
+    with own_core():
+        work()
+        begin, tokens = time.perf_counter(), 0
+        while time.perf_counter() < begin + seconds:
+            tokens += work()
+        return tokens / (time.perf_counter() - begin)
 
 
 @contextmanager

@@ -27,6 +27,10 @@ class Times:
         return statistics.median(self.seconds)
 
 
+PAUSE = 0.03
+"""Seconds before each turn: threads of the side before, which spin a while for more work, sleep."""
+
+
 def interleave(
     sides: dict[str, Callable[[], object]],
     *,
@@ -38,6 +42,7 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(warm, repeats + 1):
         for name, run in sides.items():
+            time.sleep(PAUSE)
             taken = timed(run, device)
             if turn:
                 seconds[name].append(taken)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..model.errors import ArmdError
+from .threads import own_core
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,9 @@ def process_group(device: torch.device | None = None) -> Iterator[ProcessGroup]:
     """The processes torchrun started, or this one alone. They exchange what lies on `device`;
     without one, small things on the CPU alone."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        yield ProcessGroup(on=device)
+        on_cpu = device is None or device.type == "cpu"
+        with own_core() if on_cpu else nullcontext():
+            yield ProcessGroup(on=device)
         return
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore

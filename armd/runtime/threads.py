@@ -3,26 +3,89 @@ steps in C of others the number that is fastest now, found by timing passes, and
 they become slow: there it changes no bit. In torch it does, so training keeps one number.
 
 At the end of each part of a pass the threads wait for each other. libgomp lets a waiting thread
-spin 300,000 times before it sleeps; if another process has the core of the thread that is waited
-for, that is time taken from the very thread that would end the wait."""
+spin 300,000 times before it sleeps, and beside another busy process the system may put both
+threads on one core: one spins, and takes the time of the very thread that would end its wait. So
+verbs that compute give each thread a core of its own. Where that cannot be, spinning is bounded,
+which costs a quiet machine speed: a sleeping thread must be woken."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from .post_import import after_import
 
 SPINS = "2000"
 """Some hundredths of a millisecond; then the waiting thread sleeps and its core is free."""
 IN_A_CORE = 16 * 2**20
 """Bytes of weights that a core reads about as fast from its caches as two do."""
-TRIAL, SLOWER, PAUSE = 4, 2.5, 5.0
+TRIAL, SLOWER, PAUSE = 4, 1.8, 5.0
 """Passes to time each number of threads with; how many times slower than before starts that again;
 seconds that must lie between two such trials."""
+
+
+BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_SPINCOUNT": "50000"}
+"""With cores of their own threads may spin for some milliseconds: longer than torch takes from one
+operation to the next, shorter than another process has a core."""
+CHOSEN = ("OMP_", "GOMP_", "LOCAL_RANK")
+"""Variables by which a user, or torchrun, has said how threads and cores are shared."""
+
+
+@dataclass
+class _Cores:
+    """Those that this process may use, and the main thread's own, once OpenMP has chosen it."""
+
+    all: Set[int] = frozenset()
+    main: Set[int] = frozenset()
+
+
+_cores = _Cores()
+
+
+def bind_threads() -> None:
+    """Have OpenMP give each of its threads a core. To be called before torch is imported; what the
+    user has set stays. The main thread is bound only inside `own_core`, because all threads and
+    processes that it starts would be bound with it."""
+    said = any(name.startswith(CHOSEN) for name in os.environ)
+    if said or "torch" in sys.modules or not hasattr(os, "sched_setaffinity"):
+        return limit_spinning()
+    _cores.all = os.sched_getaffinity(0)
+    os.environ.update(BOUND)
+    after_import("torch", _threads_are_bound)
+
+
+def _threads_are_bound() -> None:
+    """OpenMP has read the variables and bound this thread."""
+    for name in BOUND:
+        os.environ.pop(name, None)
+    _cores.main = os.sched_getaffinity(0)
+    leave_core()
+
+
+def leave_core() -> None:
+    """Let the calling thread run on all cores: one that was started inside `own_core`."""
+    if _cores.main:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, _cores.all)
+
+
+@contextmanager
+def own_core() -> Iterator[None]:
+    """Inside, the main thread stays on its core, as OpenMP's other threads do on theirs."""
+    if _cores.main:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, _cores.main)
+    try:
+        yield
+    finally:
+        leave_core()
 
 
 def limit_spinning() -> None:

@@ -22,6 +22,7 @@ from ..model.shapes import Tensor
 from ..runtime.atomic_files import hash_file, sync_folder, write_text
 from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
+from ..runtime.threads import leave_core
 from .distributed import first_row, local
 
 FACTS, SUMS, NEWEST, ROWS = "facts.json", "sha256.json", "newest.json", "metrics.jsonl"
@@ -71,9 +72,8 @@ class Checkpoint:
                 part = file.get_slice(name)
                 if list(part.get_shape()[1:]) != list(out.shape[1:]):
                     return 0
-                low = max(start, begin)
-                high = min(start + len(out), begin + part.get_shape()[0])
-                if low < high:
+                end = begin + part.get_shape()[0]
+                if (low := max(start, begin)) < (high := min(start + len(out), end)):
                     out[low - start : high - start] = part[low - begin : high - begin]
                     found += high - low
         return found
@@ -150,12 +150,12 @@ class Checkpoints:
             raise error
 
     def _guarded(self, facts: dict, copies: dict, rows: dict, metrics: str, then: Callable) -> None:
+        leave_core()
         aside = self.folder / f".{name_of(facts['step'])}.tmp"
         try:
             self._write(aside, copies, rows)
             if self.group.first:
-                done = self._put_in_place(aside, facts, metrics)
-                then(done)
+                then(self._put_in_place(aside, facts, metrics))
         except BaseException as error:  # the training loop raises it again
             self.error = error
             shutil.rmtree(aside, ignore_errors=True)
