@@ -16,6 +16,7 @@ from armd.runtime.seeds import seed_of  # noqa: E402
 from armd.train.curriculum import Stage, blanks, orders_of, rho, spans, stage  # noqa: E402
 from armd.train.presets import PRESETS, preset  # noqa: E402
 from armd.train.recipe import Curriculum  # noqa: E402
+from armd.train.recipe_files import differences  # noqa: E402
 
 PAPER = preset("owt-small").curriculum
 KINDS = [
@@ -165,3 +166,14 @@ def test_every_preset_names_itself_and_checks() -> None:
     for name, make in PRESETS.items():
         assert make().preset == name
         make().check()
+
+
+def test_how_nothing_is_shuffled_makes_no_difference() -> None:
+    """Phases of strided orders alone were recorded under both names."""
+    base = preset("mini")
+    for rho_, count in ((0, 0), (4, 1)):
+        one, two = (
+            replace(base, curriculum=replace(base.curriculum, rho=rho_, shuffle=how))
+            for how in ("move", "among")
+        )
+        assert len(list(differences(one, two))) == count

@@ -32,7 +32,7 @@ def measure(study: Study, findings: Findings) -> None:
     streams = [s for s in STREAMS if 2 * s <= length]
     for trained in study.chosen(price_runs(study.scale)):
         folder = require(study, trained.name)
-        facts = {**weights_of(folder), "rows": ROWS}
+        facts = {**weights_of(folder), "rows": ROWS, "errors": "of paired windows"}
         findings.entry(
             trained.name, facts, lambda folder=folder: prices(load(folder), whole, streams, begins)
         )

@@ -64,6 +64,8 @@ def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
     for part in ("network", "curriculum", "optimizer", "report", "adapt"):
         one, two = getattr(a, part), getattr(b, part)
         for f in dataclasses.fields(one):
+            if f.name in ("shuffle", "rho_of") and one.rho == two.rho == 0:
+                continue  # nothing is shuffled
             if getattr(one, f.name) != getattr(two, f.name):
                 yield f.name, getattr(one, f.name), getattr(two, f.name)
     for name in ("model", "seed", "start", "start_step"):
