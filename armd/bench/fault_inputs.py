@@ -15,7 +15,10 @@ from .fault_jobs import TINY, Bench
 from .fault_requests import VALUES
 
 FOLDERS = {"run": 4, "model": 3, "dataset": 3, "adapter": 2, "llama": 2, "gguf": 1}
+FOLDERS |= {"converted": 3, "quantized": 3}
 """How often each is damaged, beside the others."""
+WRITES = ("model", "converted", "quantized")
+"""Those that `armd generate` opens."""
 HARMS = ("cut", "flipped", "empty", "removed", "linked", "a folder", "value", "value")
 
 
@@ -64,7 +67,7 @@ def opened(bench: Bench, kind: str, copy: Path) -> str | None:
     ended = bench.run.run(
         *{
             "run": bench.words("train", copy),
-            "model": ("generate", copy, "--length", 16, "--count", 4, "--out", out),
+            **{name: writes(copy, out) for name in WRITES},
             "dataset": ("train", "mini", "--data", copy, "--out", out, *TINY),
             "adapter": ("convert", bench.out("llama"), out, "--adapter", copy),
             "llama": ("convert", copy, out),
@@ -77,12 +80,17 @@ def opened(bench: Bench, kind: str, copy: Path) -> str | None:
     if kind in ("run", "dataset"):
         run = copy if kind == "run" else out
         same = bench.result("train", run) == bench.need("train")[1]
-    if kind == "model":
-        bench.need("generate")
-        some = texts(bench.out("generate"))
-        same = texts(out) == some[: len(texts(out))]
+    if kind in WRITES:
+        whole = bench.place / f"written-by-{kind}"
+        if not whole.exists():
+            bench.run.seconds(*writes(origin_of(bench, kind), whole))
+        same = texts(out) == texts(whole)
     checked = None if kind in ("adapter", "gguf") else bench.run.run("verify", copy).wrong
     return checked if same else "other bytes"
+
+
+def writes(model: Path, out: Path) -> tuple[object, ...]:
+    return ("generate", model, "--length", 16, "--count", 4, "--out", out)
 
 
 def texts(file: Path) -> list[str]:

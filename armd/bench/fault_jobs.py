@@ -30,6 +30,8 @@ NEEDS = {
     "adapt": ("neighbor",),
     "llama": ("neighbor",),
     "gguf": ("neighbor",),
+    "converted": ("llama",),
+    "quantized": ("train",),
 }
 SHARES = {"train": 40, "export": 14, "prepare": 12, "generate": 16, "eval": 6, "adapt": 12}
 """Of 100 kills."""
@@ -76,6 +78,10 @@ class Bench:
             return ("adapt", base, "--data", data, "--out", out, *ADAPTED)
         if name in ("llama", "gguf"):
             return ("convert", base, out, "--to", name)
+        if name == "converted":
+            return ("convert", self.whole / "llama", out)
+        if name == "quantized":
+            return ("quantize", run, out, "--windows", 0)
         if name == "generate":
             more = ("--resume",) if again else ()
             fixed = ("--count", 40, "--length", 16, "--batch", 4, "--out", out, *more)

@@ -24,6 +24,21 @@ VALUES: tuple[Any, ...] = (
 """Also wrong values for the fields of a JSON file."""
 AT_ONCE = 10
 """Hostile clients beside each other; then one of good faith must get its answer."""
+PATHS = ("/v1/completions", "/v1/infill", "/v1/score", "/v1/order", "/v1/tokenize", "/", "/x")
+PATHS += ("/v1/chat/completions", "/v1/models/x", "/page/..%2f..%2fetc%2fpasswd", "*")
+FIELDS = (
+    "prompt",
+    "text",
+    "tokens",
+    "known",
+    "order",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+)
+FIELDS += ("n", "stream", "stop", "streams", "logprobs", "blank_length", "length", "kind", "suffix")
+FIELDS += ("messages", "echo", "repetition_penalty", "top_k", "rivals", "blank", "model", "steps")
 HEALTH = b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n"
 
 
@@ -78,30 +93,16 @@ def hostile(draw: random.Random) -> bytes:
     kind = draw.random()
     if kind < 0.15:
         return draw.randbytes(draw.randrange(1, 4000))
-    paths = ("/v1/completions", "/v1/infill", "/v1/score", "/v1/order", "/v1/tokenize", "/", "/x")
-    path, method = (
-        draw.choice(paths),
-        draw.choice(("POST", "POST", "POST", "GET", "PUT", "OPTIONS")),
-    )
-    fields = ("prompt", "text", "tokens", "known", "order", "max_tokens", "temperature", "top_p")
-    fields += (
-        "seed",
-        "n",
-        "stream",
-        "stop",
-        "streams",
-        "logprobs",
-        "blank_length",
-        "length",
-        "kind",
-    )
-    body: Any = {
-        name: draw.choice((*VALUES, "a __ b", "random")) for name in draw.sample(fields, 3)
-    }
+    path, method = draw.choice(PATHS), draw.choice(("POST",) * 3 + ("GET", "PUT", "OPTIONS"))
+    values = (*VALUES, "a __ b", "random", [{"role": "user", "content": "x"}])
+    body: Any = {name: draw.choice(values) for name in draw.sample(FIELDS, 3)}
     text = json.dumps(draw.choice((body, body, body, [body], "x"))).encode("utf-8", "surrogatepass")
     length = draw.choice((len(text),) * 6 + (0, len(text) + 5, 10**12, -1))
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
     lines.append(f"content-length: {length}")
+    if draw.random() < 0.1:
+        odd = ("transfer-encoding: chunked", "content-length: 5", "host: x", "expect: 100-continue")
+        lines.append(draw.choice(odd))
     if draw.random() < 0.2:
         lines.append(f"x: {'y' * draw.choice((10, 10_000, 100_000))}")
     if draw.random() < 0.2:

@@ -37,7 +37,8 @@ def bench_faults(
         kills: kill -9 at random moments; then the command is given again, and what it leaves must
             be byte-identical to what an undisturbed one left.
         disks: Full disks, where this user may mount a small one.
-        folders: Runs, models, adapters and datasets with damaged files.
+        folders: Runs, models (exported, converted, quantized), adapters and datasets with damaged
+            files.
         commands: Bad command lines.
         requests: Hostile requests to a server.
         owners: Times that two processes train in one folder.
@@ -57,7 +58,7 @@ def bench_faults(
             ("full disk", disks, bench.disk),
             ("two processes train in one folder", owners, bench.owners),
             ("checkpoint cut at a multiple of 512 bytes", cuts, bench.torn),
-            ("damaged run, model, adapter or dataset", folders, damaged_folders(bench)),
+            ("damaged run, dataset, adapter or model", folders, damaged_folders(bench)),
             ("bad command line", commands, bad_commands(bench)),
             ("hostile request", requests, hostile_requests(bench)),
         ):

@@ -42,8 +42,8 @@ class NativeDecoder:
     """A packed model whose weights stay where they are."""
 
     def __init__(self, model: FastLM) -> None:
-        self.model, self.network, self.like = model, model.address(), model.bos
-        self.vocabulary, self.function = model.config.vocab_size, library().decode_step
+        self.model, self.network, self.function = model, model.address(), library().decode_step
+        self.logits = model.bos.new_empty(0, model.config.vocab_size)  # of the last step
 
     def step(self, sequences: list[Sequence]) -> list[StepResult]:
         """Take each sequence a step further."""
@@ -54,10 +54,11 @@ class NativeDecoder:
             struct.prefix_state = sequence.cache.prefix_state.data_ptr()
             struct.step, struct.prefix_rows = sequence.step, sequence.cache.prefix_rows
         sizes = [sequence.n_draws for sequence in sequences]
-        logits = self.like.new_empty(sum(sizes), self.vocabulary)
+        if sum(sizes) > len(self.logits):
+            self.logits = self.logits.new_empty(sum(sizes), self.logits.shape[1])
         structs = (c_void_p * len(sequences))(*[one.native.address for one in sequences])
         cache = sequences[0].cache
-        tables = (cache.code.data_ptr(), cache.rope.data_ptr(), logits.data_ptr())
+        tables = (cache.code.data_ptr(), cache.rope.data_ptr(), self.logits.data_ptr())
         with tuned_threads(self.model, sum(sequence.n_rows for sequence in sequences)):
             failed = self.function(byref(self.network), structs, len(sequences), *tables)
         if failed:
@@ -67,7 +68,7 @@ class NativeDecoder:
             struct = sequence.native.struct
             sequence.failed = bool(struct.broken)
             sequence.cache.prefix_rows = struct.prefix_rows
-            own = logits[first : first + size] if sequence.top_logprobs else None
+            own = self.logits[first : first + size] if sequence.top_logprobs else None
             results.append(sequence.advance(own))
             first += size
         return results

@@ -10,6 +10,7 @@ from .chat_schema import ChatCompletion, ChatRequest
 from .completion_state import ChoiceState, CompletionState, Form
 from .completions import answer, ending
 from .errors import Refusal, responses
+from .json_route import JsonRoute
 from .schema import Choosing, CompletionRequest, Json
 from .service import Service, aside
 from .sse import STREAMED
@@ -84,7 +85,7 @@ CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", message, de
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(
         "/v1/chat/completions",

@@ -10,6 +10,7 @@ from ..model.order import left_to_right
 from .completion_state import ChoiceState, CompletionState, Form, completion_of, prompts_of
 from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
+from .json_route import JsonRoute
 from .schema import Completion, CompletionRequest, Json
 from .service import OutputStream, Service, aside, unless_gone
 from .sse import DONE, STREAMED, EventStream
@@ -178,7 +179,7 @@ async def answer(
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(
         "/v1/completions",

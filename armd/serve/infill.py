@@ -12,6 +12,7 @@ from ..generation.outputs import TokenOutput
 from ..generation.plan import DecodePlan
 from .errors import Refusal, responses
 from .events import Ended, Failed, StepEvent
+from .json_route import JsonRoute
 from .schema import Infilled, InfillRequest, Json
 from .service import OutputStream, Service, any_seed, aside, unless_gone
 from .sse import STREAMED, EventStream
@@ -175,7 +176,7 @@ async def answer(service: Service, asked: InfillRequest, request: Request) -> Re
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(
         "/v1/infill",

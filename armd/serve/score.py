@@ -11,6 +11,7 @@ from ..model import order as orders
 from ..model.order import Order
 from ..runtime.seeds import seeded
 from .errors import Refusal, responses
+from .json_route import JsonRoute
 from .schema import (
     GivenOrder,
     Json,
@@ -75,7 +76,7 @@ def drawn_order(asked: OrderRequest) -> Order:
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     usual = responses(408, 413, 415, 500)
 
     @router.post(
@@ -86,12 +87,12 @@ def routes(service: Service) -> APIRouter:
         return await unless_gone(request, score(service, asked))
 
     @router.post("/v1/order", response_model=OrderShape, responses=usual)
-    async def order_route(asked: OrderRequest) -> Json:
+    async def order_route(asked: OrderRequest, _: Request) -> Json:
         """An order, to be drawn."""
         return shape_of(drawn_order(asked))
 
     @router.post("/v1/tokenize", response_model=Tokenized, responses=usual)
-    async def tokenize_route(asked: TokenizeRequest) -> Json:
+    async def tokenize_route(asked: TokenizeRequest, _: Request) -> Json:
         """A text's tokens."""
         ids = await aside(len(asked.text), lambda: service.tokenizer.encode(asked.text, "text"))
         return {"tokens": ids, "pieces": [service.tokenizer.piece(token) for token in ids]}

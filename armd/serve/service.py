@@ -61,7 +61,8 @@ class Service:
         limits: Limits | None = None,
         chat: ChatTemplate | None = None,
     ) -> None:
-        self.model, self.name, self.limits, self.chat = model, name, limits or Limits(), chat
+        self.model, self.limits, self.chat = model, limits or Limits(), chat
+        self.name = name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
         self.tokenizer = ServerTokenizer(tokenizer, model.config.max_length)
         self.created = int(time.time())
         self.parameters = parameters  # of the model as it was before its weights were packed

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from fastapi import Request
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from .errors import Gone, said
@@ -16,12 +17,8 @@ STREAMED = {"text/event-stream": {"schema": EVENT}}
 """For a route's description: a stream, event by event."""
 
 
-_json = json.JSONEncoder(ensure_ascii=False, check_circular=False)
-
-
 def data(content: Any) -> bytes:
-    text = content if isinstance(content, str) else _json.encode(content)
-    return f"data: {text}\n\n".encode("utf-8", "replace")
+    return b"data: %b\n\n" % (content.encode() if isinstance(content, str) else to_json(content))
 
 
 class EventStream(Response):
