@@ -24,6 +24,9 @@ STOP_AT_THE_THIRD = """() => {
 }"""
 
 
+NEXT_FRAMES = "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+
+
 def test_a_blank_is_marked_and_every_token_lands(page: Any):
     page.fill("#prompt", "peace and war")
     page.locator("#prompt").evaluate("box => box.setSelectionRange(6, 9)")
@@ -123,7 +126,8 @@ def test_what_a_model_writes_is_text(page: Any):
         page.locator("#canvas .token").nth(token).hover()
     page.select_option("#drawn", "random")
     page.select_option("#drawn", "canvas")  # drawn again, with the pieces in its titles
-    page.wait_for_timeout(300)
+    page.wait_for_function("document.querySelectorAll('#drawing svg').length === 3")
+    page.evaluate(NEXT_FRAMES)  # what was put into the page had its chance to run
     inside = page.locator("#canvas, #card, #mirror, #drawing").locator(
         "script, img, iframe, svg svg"
     )
@@ -180,19 +184,24 @@ def test_a_chat_goes_on_in_turns_and_is_text(page: Any):
     assert page.inner_text("#error") == ""
 
 
-# a pause in typing, made long: the form is previewed after a text was written
-LATE = """() => {
+# the form is previewed after a pause in typing; here, when the test says so
+HOLD_PREVIEW = """() => {
   const timeout = window.setTimeout;
-  window.setTimeout = (call, time, ...more) => timeout(call, time === 150 ? 2500 : time, ...more);
+  window.preview = () => {};
+  window.setTimeout = (call, time, ...more) => {
+    if (time !== 150) return timeout(call, time, ...more);
+    window.preview = () => call(...more);
+  };
 }"""
+PREVIEW = "() => window.preview()"
 
 
 def test_a_late_preview_does_not_cover_what_was_written(page: Any):
-    page.evaluate(LATE)
+    page.evaluate(HOLD_PREVIEW)
     page.select_option("#order-of", "backward")
     generate(page)
     words = page.inner_text("#order-words")
-    page.wait_for_timeout(3000)
+    page.evaluate(PREVIEW)
     assert page.inner_text("#order-words") == words
     assert page.locator("#drawing svg").count() == 3
 
@@ -201,10 +210,11 @@ def test_every_kind_of_order_is_drawn(page: Any):
     for kind in ("left_to_right", "strided", "shuffled", "random", "masking"):
         page.select_option("#drawn", kind)
         page.locator('#drawing svg[aria-label^="Strict mask: 16 positions"]').wait_for()
+    page.evaluate(HOLD_PREVIEW)
     for order in ("random", "backward"):
         page.select_option("#order-of", order)
         page.select_option("#drawn", "canvas")
         generate(page)
-        page.wait_for_timeout(300)  # longer than the pause after which a form is previewed
+        page.evaluate(PREVIEW)
         assert page.locator("#drawing svg").count() == 3
         assert "12 tokens · 12 model calls" in page.inner_text("#facts")
