@@ -96,3 +96,31 @@ def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
     go.set()
     assert over.wait(20) and all(future.result(20).logp for future in futures)
     assert told.index("Ended") == 41 and told[:41].count("score") == 1
+
+
+def test_a_client_between_two_texts_is_not_passed_over(engine: Engine, monkeypatch) -> None:
+    """Where passes are owed, the moment between two texts of a client is no turn of scoring: the
+    next text comes first, and scoring goes on once nobody writes."""
+    monkeypatch.setattr(engines, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(engines, "TURNAROUND", 5.0)
+    engine.scores.tokens_per_second = 0.0  # one text a turn
+    told, over = [], threading.Event()
+    (plan,) = from_prompts(None, length=4)
+
+    def listen(event) -> None:
+        if isinstance(event, Ended):
+            told.append("text")
+            if told.count("text") < 3:
+                engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
+            else:
+                monkeypatch.setattr(engines, "TURNAROUND", 0.0)
+                over.set()
+
+    go = held(engine)
+    futures = [engine.score(job) for job in jobs()]
+    for future in futures:
+        future.add_done_callback(lambda _: told.append("score"))
+    engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
+    go.set()
+    assert over.wait(20) and all(future.result(20).logp for future in futures)
+    assert told[:4] == ["score", "text", "text", "text"] and told.count("score") == len(futures)

@@ -37,6 +37,10 @@ prompt."""
 PASSES_SHARE = 4.0
 """Seconds of passes for each second of scoring, while there is work of both kinds."""
 
+TURNAROUND = 0.02
+"""Seconds after a pass in which the next texts of those who were served are still expected. Clients
+that end together leave no text to write for a moment, which must not be a turn of scoring."""
+
 
 class Engine:
     """Decodes in a thread of its own. `deliver` takes the events of one step, or of some steps
@@ -62,6 +66,7 @@ class Engine:
         self.scores = ScoreQueue()
         self.owed = 0.0
         """Seconds of passes that come before the next texts are scored."""
+        self.last_pass = -math.inf
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
@@ -163,10 +168,13 @@ class Engine:
     def _admit(self) -> bool:
         """Wait for work, clear the slots and give them to waiting requests; False at the end."""
         with self.wake:
-            while not (self.active or self.waiting or self.exclusive or self.scores.waiting):
-                if self.stopping:
+            while not (self.active or self.waiting or self.exclusive):
+                pause = self._pause() if self.scores.waiting else None
+                if pause == 0:
+                    break
+                if self.stopping and pause is None:
                     return False
-                self.wake.wait()
+                self.wake.wait(pause)
             self._expire(time.monotonic())
             while self.waiting and self.pool.free:
                 entry = self.waiting.popleft()
@@ -214,7 +222,7 @@ class Engine:
     def _score(self) -> None:
         """A batch of texts to be scored, if it is their turn: by time, so that many or long ones
         take no more from the texts being generated than few."""
-        if not self.scores.waiting or (self.active and self.owed > 0):
+        if not self.scores.waiting or (self.owed > 0 and (self.active or self._pause())):
             return
         self._deliver()  # it may take long
         with self.wake:
@@ -223,6 +231,11 @@ class Engine:
             start = time.perf_counter()
             self.scores.run(self.model, batch)
             self.owed = PASSES_SHARE * (time.perf_counter() - start)
+
+    def _pause(self) -> float:
+        """Seconds for which scoring waits for texts to be written."""
+        left = self.last_pass + TURNAROUND - time.monotonic()
+        return max(0.0, left) if self.owed > 0 else 0.0
 
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
@@ -251,6 +264,7 @@ class Engine:
         self.metrics.rows += len(scheduled)
         self.metrics.busy_seconds += seconds
         self.owed -= seconds
+        self.last_pass = time.monotonic()
 
     def _begin(self, entry: ScheduledRequest) -> None:
         if entry.sequence is not None or entry.cache is None:
