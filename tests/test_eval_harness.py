@@ -64,6 +64,18 @@ def test_loglikelihood_is_the_chain_rule(harness):
         assert greedy == by_hand
 
 
+def test_lm_evals_own_hf_model_scores_a_saved_folder_alike(harness):
+    """With the code that the folder carries; 0.4.13 knows no models of other packages."""
+    from lm_eval.models.huggingface import HFLM
+
+    asked = [(context.strip(), answer) for context, answer in ANSWERS[:3] if context]
+    theirs = HFLM(pretrained=str(harness.loaded.name), trust_remote_code=True, device="cpu")
+    found = theirs.loglikelihood(requests(*asked), disable_tqdm=True)
+    ours = harness.loglikelihood(requests(*asked), disable_tqdm=True)
+    for (value, greedy), (expected, same) in zip(found, ours, strict=True):
+        assert value == pytest.approx(expected, rel=1e-5) and greedy == same
+
+
 def test_rolling_scores_every_token_once_with_full_context(harness):
     ids = tokenizer().backend.encode(DOCUMENTS[2]).ids
     assert 128 < len(ids) < 192

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lm_eval.api.model import LM  # type: ignore[import-not-found]
 from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
+from tqdm.auto import tqdm
 
 from ..errors import ArmdError
 from ..generation.api import stream
@@ -55,11 +56,14 @@ class ArmdHarness(LM):
     def tokenizer_name(self) -> str:
         return self.loaded.name
 
-    def loglikelihood(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """log p of each continuation given its context, and whether it is the greedy one."""
         rows = [self._joined(*request.args) for request in requests]
         found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-        for places in in_batches([len(ids) for ids, _ in rows], self.batch):
+        batches = list(in_batches([len(ids) for ids, _ in rows], self.batch))
+        for places in tqdm(batches, "batches of answers", disable=disable_tqdm):
             ids = filled([rows[place][0] for place in places]).to(self._device)
             log_p, greedy = self._scored(ids)
             for row, place in enumerate(places):
@@ -86,11 +90,11 @@ class ArmdHarness(LM):
         logits = self.loaded.model(ids, order=left_to_right(ids.shape[1])).logits
         return picked(logits, ids), logits.argmax(-1) == ids
 
-    def loglikelihood_rolling(self, requests: list[Any], **_: Any) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of each whole text. A long one is scored in windows; the last is filled up with
         context before it, so that every token is scored once and none with little context."""
         found = []
-        for request in requests:
+        for request in tqdm(requests, "texts", disable=disable_tqdm):
             (ids,) = self.loaded.encode([request.args[0]])
             value = self._rolling(ids)
             found.append(value)
@@ -109,11 +113,11 @@ class ArmdHarness(LM):
             total += log_p[0, -rest:].double().sum().item()
         return total
 
-    def generate_until(self, requests: list[Any], **_: Any) -> list[str]:
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each context, up to the first stop text; greedy unless a
         temperature is given."""
         found = []
-        for number, request in enumerate(requests):
+        for number, request in enumerate(tqdm(requests, "texts", disable=disable_tqdm)):
             context, options = request.args
             text = self._continued(context, dict(options), number)
             found.append(text)
