@@ -171,6 +171,7 @@ def main() -> None:
     """lm_eval's own command line, our model known to it."""
     import sys
 
+    import lm_eval.models  # type: ignore[import-not-found]  # noqa: F401 - hf and others, beside ours
     from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
 
     try:
