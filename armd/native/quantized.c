@@ -50,13 +50,22 @@ INLINE void lanes(const uint16_t *scales, const uint8_t *weights, const row_grou
         const uint8_t *block = weights + g * 64 * bits;
         if (fetch)
             for (int i = 0; i < bits; i++) __builtin_prefetch(block + AHEAD + i * 64);
-        integers v[8];
-        load_group(block, bits, v);
+        const row_group *own = x + g;
+        integers d[ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) d[r] = begin_dot(own + r * groups, bits);
+#pragma GCC unroll 8
+        for (int i = 0; i < bits; i++) {
+            const weights_part v = load_part(block + i * 64, bits);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++)
+                d[r] = add_part(d[r], v, own[r * groups].value + 4 * i, bits);
+        }
         const floats scale = load_scales(scales + g * WIDTH);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            const row_group *own = x + r * groups + g;
-            sum[r] = add_scaled(sum[r], group_dot(v, own, bits), scale, own->scale);
+            const row_group *of = own + r * groups;
+            sum[r] = add_scaled(sum[r], end_dot(d[r], of, bits), scale, of->scale);
         }
     }
     for (int r = 0; r < rows; r++) memcpy(out + r * WIDTH, sum + r, sizeof(floats));
@@ -82,7 +91,8 @@ INLINE void some_rows(const uint8_t *panel, const row_group *x, long groups, flo
 INLINE void any_rows(const uint8_t *panel, const row_group *x, long groups, float *out,
                      const int bits, long rows, int fetch) {
     switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
     }
 }
 

@@ -1,6 +1,9 @@
 /* The integer part of a quantised product, for the vectors that the machine has: 4 x 8 bits of weights
- * in each 32-bit lane against 32 bytes of a row. All forms give the same integers. ARMD_PLAIN asks for
+ * in each 32-bit lane against 4 bytes of a row. All forms give the same integers. ARMD_PLAIN asks for
  * the plain form, which is the reference.
+ *
+ * The sum of a group and a row is begin_dot, add_part for each vector of weights, end_dot. A vector is
+ * loaded and unpacked once for up to ROWS rows, whose sums do not wait for each other.
  *
  * A group of a panel is 8 vectors of [16 outputs][4 inputs]; Q8 weights are stored as value + 128, Q4
  * weights as value + 8, two in a byte: inputs 4i .. 4i + 3 low, inputs 16 + 4i .. 16 + 4i + 3 high. */
@@ -9,31 +12,42 @@
 #include <math.h>
 #include <string.h>
 
+/* Four numbers of a row, as they lie. */
+INLINE int32_t four_at(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return four;
+}
+
 #if !defined(ARMD_PLAIN) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #include <immintrin.h>
-enum { LANES = 16, ROWS = 8 };
+enum { LANES = 16, ROWS = 12 };
 typedef __m512i integers;
 typedef __m512 floats;
+typedef struct {
+    integers low, high;
+} weights_part;
 
-INLINE void load_group(const uint8_t *w, const int bits, integers v[8]) {
-    const integers low = _mm512_set1_epi8(15);
-    for (int i = 0; i < 8 && bits == 8; i++) v[i] = _mm512_loadu_si512(w + i * 64);
-    for (int i = 0; i < 4 && bits == 4; i++) {
-        const integers both = _mm512_loadu_si512(w + i * 64);
-        v[i] = _mm512_and_si512(both, low);
-        v[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+INLINE weights_part load_part(const uint8_t *w, const int bits) {
+    const integers mask = _mm512_set1_epi8(15);
+    weights_part v = {.low = _mm512_loadu_si512(w)};
+    if (bits == 4) {
+        v.high = _mm512_and_si512(_mm512_srli_epi16(v.low, 4), mask);
+        v.low = _mm512_and_si512(v.low, mask);
+        __asm__("" : "+v"(v.high)); /* unpacked once for all rows */
     }
+    __asm__("" : "+v"(v.low));
+    return v;
 }
 
-INLINE integers group_dot(const integers v[8], const row_group *x, const int bits) {
-    integers d = _mm512_set1_epi32(x->offset);
-    for (int i = 0; i < 8; i++) {
-        int32_t four;
-        memcpy(&four, x->value + 4 * i, 4);
-        d = _mm512_dpbusd_epi32(d, v[i], _mm512_set1_epi32(four));
-    }
-    return d;
+INLINE integers begin_dot(const row_group *x, const int bits) { return _mm512_set1_epi32(x->offset); }
+
+INLINE integers add_part(integers d, weights_part v, const int8_t *x, const int bits) {
+    d = _mm512_dpbusd_epi32(d, v.low, _mm512_set1_epi32(four_at(x)));
+    return bits == 8 ? d : _mm512_dpbusd_epi32(d, v.high, _mm512_set1_epi32(four_at(x + 16)));
 }
+
+INLINE integers end_dot(integers d, const row_group *x, const int bits) { return d; }
 
 INLINE floats load_scales(const uint16_t *s) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)s));
@@ -56,49 +70,64 @@ INLINE void round_values(const float *x, float inverse, int8_t *to) {
 enum { LANES = 8, ROWS = 4 };
 typedef __m256i integers;
 typedef __m256 floats;
+typedef struct {
+    integers low, high, sign;
+} weights_part;
 
-INLINE void load_group(const uint8_t *w, const int bits, integers v[8]) {
-    const integers low = _mm256_set1_epi8(15);
-    for (int i = 0; i < 8 && bits == 8; i++) v[i] = _mm256_loadu_si256((const integers *)(w + i * 64));
-    for (int i = 0; i < 4 && bits == 4; i++) {
-        const integers both = _mm256_loadu_si256((const integers *)(w + i * 64));
-        v[i] = _mm256_and_si256(both, low);
-        v[i + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-    }
-}
-
-INLINE integers group_dot(const integers v[8], const row_group *x, const int bits) {
-#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
-#ifdef __AVXVNNI__
+#if defined(__AVXVNNI__)
 #define DOT _mm256_dpbusd_avx_epi32
-#else
+#elif defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define DOT _mm256_dpbusd_epi32
 #endif
-    integers d = _mm256_set1_epi32(x->offset);
-    for (int i = 0; i < 8; i++) {
-        int32_t four;
-        memcpy(&four, x->value + 4 * i, 4);
-        d = DOT(d, v[i], _mm256_set1_epi32(four));
+
+/* Without DOT: 8-bit weights are |w|, and x gets the sign of w, so that two products of at most
+ * 127 * 127 fit 16 bits; of 4-bit weights all 16 sums of products of at most 15 * 127 do. */
+INLINE weights_part load_part(const uint8_t *w, const int bits) {
+    const integers mask = _mm256_set1_epi8(15);
+    weights_part v = {.low = _mm256_loadu_si256((const integers *)w)};
+    if (bits == 4) {
+        v.high = _mm256_and_si256(_mm256_srli_epi16(v.low, 4), mask);
+        v.low = _mm256_and_si256(v.low, mask);
     }
-    return d;
-#else
-    const integers one = _mm256_set1_epi16(1), middle = _mm256_set1_epi8((char)128);
-    integers pairs = _mm256_setzero_si256(), d = _mm256_set1_epi32(bits == 4 ? x->offset : 0);
-    for (int i = 0; i < 8; i++) {
-        int32_t four;
-        memcpy(&four, x->value + 4 * i, 4);
-        const integers b = _mm256_set1_epi32(four);
-        if (bits == 4) { /* 8 sums of two products of at most 15 * 127 fit 16 bits */
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(v[i], b));
-            continue;
-        }
-        /* |w| times x with the sign of w: two products of at most 127 * 127 fit 16 bits */
-        const integers w = _mm256_xor_si256(v[i], middle);
-        pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(b, w));
-        d = _mm256_add_epi32(d, _mm256_madd_epi16(pairs, one));
+#ifndef DOT
+    if (bits == 8) {
+        v.sign = _mm256_xor_si256(v.low, _mm256_set1_epi8((char)128));
+        v.low = _mm256_abs_epi8(v.sign);
     }
-    return bits == 4 ? _mm256_add_epi32(d, _mm256_madd_epi16(pairs, one)) : d;
 #endif
+    return v;
+}
+
+INLINE integers begin_dot(const row_group *x, const int bits) {
+#ifdef DOT
+    return _mm256_set1_epi32(x->offset);
+#else
+    return _mm256_setzero_si256();
+#endif
+}
+
+INLINE integers add_part(integers d, weights_part v, const int8_t *x, const int bits) {
+    const integers b = _mm256_set1_epi32(four_at(x));
+#ifdef DOT
+    d = DOT(d, v.low, b);
+    return bits == 8 ? d : DOT(d, v.high, _mm256_set1_epi32(four_at(x + 16)));
+#else
+    if (bits == 8) {
+        const integers pairs = _mm256_maddubs_epi16(v.low, _mm256_sign_epi8(b, v.sign));
+        return _mm256_add_epi32(d, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    d = _mm256_add_epi16(d, _mm256_maddubs_epi16(v.low, b));
+    return _mm256_add_epi16(d, _mm256_maddubs_epi16(v.high, _mm256_set1_epi32(four_at(x + 16))));
+#endif
+}
+
+INLINE integers end_dot(integers d, const row_group *x, const int bits) {
+#ifndef DOT
+    if (bits == 4)
+        return _mm256_add_epi32(_mm256_madd_epi16(d, _mm256_set1_epi16(1)),
+                                _mm256_set1_epi32(x->offset));
+#endif
+    return d;
 }
 
 INLINE floats load_scales(const uint16_t *s) {
@@ -121,36 +150,38 @@ INLINE void round_values(const float *x, float inverse, int8_t *to) {
 #elif !defined(ARMD_PLAIN) && defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 enum { LANES = 4, ROWS = 8 };
-typedef int8x16_t integers;
+typedef int32x4_t integers;
 typedef float32x4_t floats;
+typedef struct {
+    int8x16_t low, high;
+} weights_part;
 
-INLINE void load_group(const uint8_t *w, const int bits, integers v[8]) {
-    const uint8x16_t low = vdupq_n_u8(15), middle = vdupq_n_u8(128);
-    for (int i = 0; i < 8 && bits == 8; i++)
-        v[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + i * 64), middle));
-    for (int i = 0; i < 4 && bits == 4; i++) {
-        const uint8x16_t both = vld1q_u8(w + i * 64);
-        v[i] = vreinterpretq_s8_u8(vandq_u8(both, low));
-        v[i + 4] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-    }
+INLINE weights_part load_part(const uint8_t *w, const int bits) {
+    const uint8x16_t both = vld1q_u8(w);
+    if (bits == 8)
+        return (weights_part){.low = vreinterpretq_s8_u8(veorq_u8(both, vdupq_n_u8(128)))};
+    return (weights_part){vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))),
+                          vreinterpretq_s8_u8(vshrq_n_u8(both, 4))};
 }
 
-INLINE integers group_dot(const integers v[8], const row_group *x, const int bits) {
-    int32x4_t d = vdupq_n_s32(bits == 4 ? x->offset : 0);
-    for (int i = 0; i < 8; i++) {
-        int32_t four;
-        memcpy(&four, x->value + 4 * i, 4);
-        d = vdotq_s32(d, v[i], vreinterpretq_s8_s32(vdupq_n_s32(four)));
-    }
-    return vreinterpretq_s8_s32(d);
+INLINE integers begin_dot(const row_group *x, const int bits) {
+    return vdupq_n_s32(bits == 4 ? x->offset : 0);
 }
+
+INLINE integers add_part(integers d, weights_part v, const int8_t *x, const int bits) {
+    d = vdotq_s32(d, v.low, vreinterpretq_s8_s32(vdupq_n_s32(four_at(x))));
+    if (bits == 8) return d;
+    return vdotq_s32(d, v.high, vreinterpretq_s8_s32(vdupq_n_s32(four_at(x + 16))));
+}
+
+INLINE integers end_dot(integers d, const row_group *x, const int bits) { return d; }
 
 INLINE floats load_scales(const uint16_t *s) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(s), 16));
 }
 
 INLINE floats add_scaled(floats sum, integers d, floats scale, float x) {
-    return vfmaq_f32(sum, vcvtq_f32_s32(vreinterpretq_s32_s8(d)), vmulq_n_f32(scale, x));
+    return vfmaq_f32(sum, vcvtq_f32_s32(d), vmulq_n_f32(scale, x));
 }
 
 INLINE void round_values(const float *x, float inverse, int8_t *to) {
@@ -162,24 +193,24 @@ INLINE void round_values(const float *x, float inverse, int8_t *to) {
 
 #else /* the plain form */
 enum { LANES = 1, ROWS = 4 };
-typedef struct {
-    int32_t four[4];
-} integers;
+typedef int32_t integers;
 typedef float floats;
+typedef struct {
+    const uint8_t *four;
+} weights_part;
 
-INLINE void load_group(const uint8_t *w, const int bits, integers v[8]) {
-    for (int i = 0; i < 8; i++)
-        for (int j = 0; j < 4; j++)
-            v[i].four[j] = bits == 8 ? w[i * 64 + j] - 128
-                                     : (w[i % 4 * 64 + j] >> (i < 4 ? 0 : 4) & 15) - 8;
-}
+INLINE weights_part load_part(const uint8_t *w, const int bits) { return (weights_part){w}; }
 
-INLINE integers group_dot(const integers v[8], const row_group *x, const int bits) {
-    integers d = {{0}};
-    (void)bits;
-    for (int i = 0; i < 32; i++) d.four[0] += v[i / 4].four[i % 4] * x->value[i];
+INLINE integers begin_dot(const row_group *x, const int bits) { return 0; }
+
+INLINE integers add_part(integers d, weights_part v, const int8_t *x, const int bits) {
+    for (int i = 0; i < 4 && bits == 8; i++) d += (v.four[i] - 128) * x[i];
+    for (int i = 0; i < 4 && bits == 4; i++)
+        d += ((v.four[i] & 15) - 8) * x[i] + ((v.four[i] >> 4) - 8) * x[16 + i];
     return d;
 }
+
+INLINE integers end_dot(integers d, const row_group *x, const int bits) { return d; }
 
 INLINE floats load_scales(const uint16_t *s) {
     const uint32_t bits = (uint32_t)*s << 16;
@@ -189,7 +220,7 @@ INLINE floats load_scales(const uint16_t *s) {
 }
 
 INLINE floats add_scaled(floats sum, integers d, floats scale, float x) {
-    return fmaf((float)d.four[0], scale * x, sum);
+    return fmaf((float)d, scale * x, sum);
 }
 
 INLINE void round_values(const float *x, float inverse, int8_t *to) {
