@@ -42,14 +42,20 @@ void quantize_group(const float *x, long width, long format, row_group *to) {
     to->offset *= format == Q8 ? 128 : 8;
 }
 
+/* While a block of weights is used, lines from .. upto of the one `ahead` bytes behind it are
+ * prefetched. */
+typedef struct {
+    long ahead, from, upto;
+} fetching;
+
 /* `rows` rows against LANES outputs of a panel; `x` has `groups` groups a row. */
 INLINE void lanes(const uint16_t *scales, const uint8_t *weights, const row_group *x, long groups,
-                  float *out, const int bits, const int rows, const int fetch) {
+                  float *out, const int bits, const int rows, const fetching fetch) {
     floats sum[ROWS] = {0};
     for (long g = 0; g < groups; g++) {
         const uint8_t *block = weights + g * 64 * bits;
-        if (fetch)
-            for (int i = 0; i < bits; i++) __builtin_prefetch(block + AHEAD + i * 64);
+        for (long i = fetch.from; i < fetch.upto; i++)
+            __builtin_prefetch(block + fetch.ahead + i * 64);
         const row_group *own = x + g;
         integers d[ROWS];
 #pragma GCC unroll 16
@@ -72,14 +78,11 @@ INLINE void lanes(const uint16_t *scales, const uint8_t *weights, const row_grou
 }
 
 INLINE void some_rows(const uint8_t *panel, const row_group *x, long groups, float *out,
-                      const int bits, const int rows, int fetch) {
+                      const int bits, const int rows, fetching fetch) {
     const uint8_t *weights = panel + scale_bytes(groups);
     for (int i = 0; i < WIDTH; i += LANES) {
-        const uint16_t *scales = (const uint16_t *)panel + i;
-        if (fetch && !i)
-            lanes(scales, weights, x, groups, out, bits, rows, 1);
-        else
-            lanes(scales, weights + i * 4, x, groups, out + i, bits, rows, 0);
+        lanes((const uint16_t *)panel + i, weights + i * 4, x, groups, out + i, bits, rows, fetch);
+        fetch.upto = fetch.from;
     }
 }
 
@@ -89,7 +92,7 @@ INLINE void some_rows(const uint8_t *panel, const row_group *x, long groups, flo
         break;
 
 INLINE void any_rows(const uint8_t *panel, const row_group *x, long groups, float *out,
-                     const int bits, long rows, int fetch) {
+                     const int bits, long rows, fetching fetch) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
         CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -101,13 +104,15 @@ void quantized_panel(const matrix *w, const row_group *x, float *y, long rows, i
     const long groups = groups_of(w), first = panel * WIDTH, left = w->outputs - first;
     const long width = left < WIDTH ? left : WIDTH, parts = (rows + ROWS - 1) / ROWS;
     const uint8_t *at = panel_at(w, panel);
+    const long lines = bits_of(w), ahead = parts > 1 ? panel_at(w, panel + 1) - at : AHEAD;
     for (long i = 0; i < parts; i++) {
         const long from = i * rows / parts, upto = (i + 1) * rows / parts;
+        const fetching fetch = {ahead, i * lines / parts, (i + 1) * lines / parts};
         float out[ROWS * WIDTH];
         if (w->format == Q8)
-            any_rows(at, x + from * groups, groups, out, 8, upto - from, !i);
+            any_rows(at, x + from * groups, groups, out, 8, upto - from, fetch);
         else
-            any_rows(at, x + from * groups, groups, out, 4, upto - from, !i);
+            any_rows(at, x + from * groups, groups, out, 4, upto - from, fetch);
         for (long r = from; r < upto; r++) {
             float *made = out + (r - from) * WIDTH, *to = y + r * w->outputs + first;
             for (long j = 0; j < width; j++) to[j] = add ? to[j] + made[j] : made[j];
