@@ -42,7 +42,9 @@ class Plaid(EmbeddingDiffusion):
     def points(self) -> Float[Tensor, "v e"]:
         return F.normalize(self.embedding.weight, dim=1)
 
-    def course(self, time: Float[Tensor, "*b"]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    def schedule(
+        self, time: Float[Tensor, "*b"]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         """Which share of the way from one end of gamma to the other is done, and how fast."""
         each = self.pace.double().softmax(0)
         piece = (time * PIECES).long().clamp(max=PIECES - 1)
@@ -55,7 +57,7 @@ class Plaid(EmbeddingDiffusion):
         return low + (high - low) * share
 
     def gamma(self, time: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        return self.between(self.course(time)[0])
+        return self.between(self.schedule(time)[0])
 
     def nll(
         self,
@@ -66,10 +68,10 @@ class Plaid(EmbeddingDiffusion):
         self.check_tokens(tokens)
         level = stratified(len(tokens), like=tokens, generator=generator)
         last = level < LAST
-        share, speed = self.course(((level - LAST) / (1 - LAST)).clamp(min=0))
+        share, speed = self.schedule(((level - LAST) / (1 - LAST)).clamp(min=0))
         squared: list[Tensor] = []  # each row's part of the integral, once it is known
         if share.requires_grad:
-            for x in (share, speed):  # the course is to minimise the square of that, not its mean
+            for x in (share, speed):  # the schedule is to minimise the square of that, not its mean
                 x.register_hook(lambda grad: grad * 2 * squared[0])
         gamma = self.between(share)
         z = self.noised(tokens, scored, gamma, generator)

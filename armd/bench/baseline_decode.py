@@ -76,7 +76,7 @@ def gpt2_side(config: ArmdConfig, batch: int, length: int, device: Any, *, passe
 
 
 def diffusion_sides(config: ArmdConfig, batch: int, length: int, device: Any) -> dict[str, Side]:
-    """A masked-diffusion sampler with the same trunk: every pass sees and scores the whole canvas
+    """A masked-diffusion sampler with the same trunk: every pass sees and scores the whole text
     in both directions and nothing can be cached. Its passes all cost the same, so one is timed, of
     one text: with so many rows several take as many times as long."""
     trunk = ArmdLM(ArmdConfig.from_dict({**config.to_dict(), "query": "shift"})).to(device).eval()
