@@ -233,3 +233,39 @@ def test_rows_that_take_equal_steps_are_one_batch_until_some_end() -> None:
         for _ in decode(model, [alone]):
             pass
         assert alone.text() == sequence.text()
+
+
+@compiled
+def test_both_backends_report_the_most_probable_tokens_of_the_softmax() -> None:
+    """As many as were asked for, the largest first, beside sequences that ask for none; a drawn
+    token that is among them has its own log-probability there."""
+    plain = tiny_armd(d_model=64, n_heads=4)
+    model, plans = fast.pack(plain), from_prompts(torch.tensor([[5, 6]]), length=14, streams=3)
+    asked = (0, 3, 9999)
+    found = []
+    for one in (model, plain):
+        sequences = [
+            Sequence(
+                one,
+                plans[0],
+                make_cache(one, batch=1, length=14),
+                sampling=Sampling(),
+                generator=seeded(1),
+                top_logprobs=top,
+            )
+            for top in asked
+        ]
+        decoder, steps = Decoder(one), []
+        with torch.no_grad():
+            while not sequences[0].done:
+                steps.append(decoder.step(sequences))
+        found.append(steps)
+    for in_c, in_torch in zip(*found, strict=True):
+        for top, ours, theirs in zip(asked, in_c, in_torch, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                size = min(top, plain.config.vocab_size)
+                assert a.token == b.token and len(a.top_logprobs) == len(b.top_logprobs) == size
+                logps = [one.logp for one in a.top_logprobs]
+                assert logps == sorted(logps, reverse=True)
+                assert logps == pytest.approx([one.logp for one in b.top_logprobs], abs=1e-4)
+                assert dict(a.top_logprobs).get(a.token, a.logp) == pytest.approx(a.logp, abs=1e-9)

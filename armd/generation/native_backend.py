@@ -9,7 +9,7 @@ from ..native.packed import FastLM
 from ..native.sample import native_sampling
 from ..native.structs import NativeSequence, PointerTable
 from ..runtime.threads import tuned_threads
-from .outputs import StepResult
+from .outputs import StepResult, TopLogprob
 from .sequence import Sequence
 
 MAX_ROWS = 128
@@ -28,6 +28,7 @@ class SequenceArrays:
         arrays = [*order, *drawn, *(array("l", table) for table in tables)]
         sides = (sequence.cache.keys, sequence.cache.values)
         caches = [PointerTable(*(layer.data_ptr() for layer in side)) for side in sides]
+        self.top = [array(t, bytes(8 * sequence.top_logprobs * len(plan.tokens))) for t in "ld"]
         self.held = (arrays, caches)  # C knows their addresses alone
         seen = None if sequence.seen is None else sequence.seen.buffer_info()[0]
         self.struct = NativeSequence(
@@ -35,7 +36,15 @@ class SequenceArrays:
             *(table.buffer_info()[0] for table in arrays),
             *(seen, native_sampling(sequence.sampling), -1),
         )
+        self.struct.n_top = sequence.top_logprobs
+        self.struct.top_token, self.struct.top_logp = (table.buffer_info()[0] for table in self.top)
         self.address = addressof(self.struct)
+
+    def top_logprobs(self, size: int) -> list[tuple[TopLogprob, ...]]:
+        """The most probable tokens at each of the `size` positions of the last step."""
+        n = self.struct.n_top
+        pairs = list(map(TopLogprob, *(table[: n * size] for table in self.top)))
+        return [tuple(pairs[i * n : (i + 1) * n]) for i in range(size)]
 
 
 class NativeDecoder:
@@ -63,12 +72,10 @@ class NativeDecoder:
             failed = self.function(byref(self.network), structs, len(sequences), *tables)
         if failed:
             raise MemoryError("no memory for a decode step")
-        results, first = [], 0
+        results = []
         for sequence, size in zip(sequences, sizes, strict=True):
             struct = sequence.native.struct
             sequence.failed = bool(struct.broken)
             sequence.cache.prefix_rows = struct.prefix_rows
-            own = self.logits[first : first + size] if sequence.top_logprobs else None
-            results.append(sequence.advance(own))
-            first += size
+            results.append(sequence.advance(sequence.native.top_logprobs(size)))
         return results

@@ -9,7 +9,6 @@ import torch
 
 from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
-from ..model.shapes import Float, Tensor
 from .kv_cache import KVCache
 from .outputs import StepResult, TokenOutput, TopLogprob
 from .plan import DecodePlan, check
@@ -34,8 +33,8 @@ class Sequence:
     ) -> None:
         check(model, plan)
         n = len(plan.tokens)
-        self.plan, self.cache, self.row = plan, cache, row
-        self.sampling, self.eos, self.top_logprobs = sampling, eos, top_logprobs
+        self.plan, self.cache, self.row, self.sampling, self.eos = plan, cache, row, sampling, eos
+        self.top_logprobs = min(top_logprobs, model.config.vocab_size)
         self.tokens, self.logp = array("l", plan.tokens), array("d", bytes(8 * n))
         # one number in [0, 1) for every token, from a generator of its own: what is drawn depends
         # neither on other sequences nor on how many steps were taken
@@ -91,16 +90,13 @@ class Sequence:
         for position, token, logp in zip(self.next_positions, tokens, logps, strict=True):
             self.tokens[position], self.logp[position] = token, logp
 
-    def advance(self, logits: Float[Tensor, "k v"] | None) -> StepResult:
-        """The tokens of the next step stand in `tokens` and `logp`: take that step. The logits that
-        they were drawn from are only read for top_logprobs."""
+    def advance(self, top: list[tuple[TopLogprob, ...]]) -> StepResult:
+        """The tokens of the next step stand in `tokens` and `logp`: take that step. `top`: the most
+        probable tokens at each of its positions, as many as are to be reported."""
         if self.failed:
             return ArmdError(NOT_FINITE)
         wanted, known, tokens, logp = self.next_positions, self.plan.known, self.tokens, self.logp
         self.step += 1
-        top: list[tuple[TopLogprob, ...]] = [()] * len(wanted)
-        if self.top_logprobs and logits is not None:
-            top = _top_logprobs(logits, self.top_logprobs)
         if self.seen is not None:
             for position in wanted:
                 self.seen[tokens[position]] = 1
@@ -134,11 +130,3 @@ class Sequence:
         behind = zip(self.tokens[self.end :], self.plan.known[self.end :], strict=True)
         rest = [token if known else self.eos for token, known in behind]
         return [*self.tokens[: self.end], *rest]
-
-
-def _top_logprobs(logits: Float[Tensor, "k v"], count: int) -> list[tuple[TopLogprob, ...]]:
-    """The most probable tokens of each row."""
-    logp = logits.double().log_softmax(-1)
-    best = logp.topk(min(count, logp.shape[1]), -1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [tuple(map(TopLogprob, tokens, values)) for tokens, values in pairs]

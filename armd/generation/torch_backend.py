@@ -14,7 +14,7 @@ from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
 from .kv_cache import CacheWindow
-from .outputs import StepResult
+from .outputs import StepResult, TopLogprob
 from .query_rows import GroupRows
 from .sampling import draw
 from .sequence import Sequence
@@ -64,7 +64,16 @@ def _sample(group: list[Sequence], logits: Float[Tensor, "b k v"]) -> list[StepR
         return [error] * len(group)
     for sequence, tokens, logps in zip(group, token.tolist(), logp.tolist(), strict=True):
         sequence.store(tokens, logps)
-    return [sequence.advance(own) for sequence, own in zip(group, logits, strict=True)]
+    return [s.advance(_top_logprobs(own, s)) for s, own in zip(group, logits, strict=True)]
+
+
+def _top_logprobs(logits: Float[Tensor, "k v"], sequence: Sequence) -> list[tuple[TopLogprob, ...]]:
+    """The most probable tokens of each row."""
+    if not sequence.top_logprobs:
+        return [()] * len(logits)
+    best = logits.double().log_softmax(-1).topk(sequence.top_logprobs, -1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [tuple(map(TopLogprob, tokens, values)) for tokens, values in pairs]
 
 
 def forward(model: ArmdLM, groups: list[list[Sequence]]) -> list[Float[Tensor, "bk d"]]:

@@ -137,6 +137,23 @@ static void store_outputs(const scratch *k, sequence *s, long from, long drawn) 
     s->step++;
 }
 
+/* The n_top largest of each row of logits, the largest first, as log-probabilities. */
+static void store_top(const scratch *k, sequence *s, long from, const float *logits, long outputs) {
+    for (long j = 0; j < tokens_drawn(s); j++) {
+        const float *row = logits + (from + j) * outputs;
+        long *best = s->top_token + j * s->n_top, count = 0;
+        if (k->token[from + j] < 0) return; /* the sequence ends here */
+        for (long v = 0; v < outputs; v++) {
+            if (count == s->n_top && row[v] <= row[best[count - 1]]) continue;
+            long at = count < s->n_top ? count++ : count - 1;
+            for (; at > 0 && row[best[at - 1]] < row[v]; at--) best[at] = best[at - 1];
+            best[at] = v;
+        }
+        const double log_sum = row[k->token[from + j]] - k->logp[from + j];
+        for (long i = 0; i < count; i++) s->top_logp[j * s->n_top + i] = row[best[i]] - log_sum;
+    }
+}
+
 /* `logits`, (tokens drawn, outputs), gets the logits that were sampled from, sequence by sequence.
  * code and rope are tables of all positions. -1 if there is no memory; then nothing was drawn. */
 int decode_step(const network *net, sequence *const *sequences, long count, const float *code,
@@ -159,6 +176,7 @@ int decode_step(const network *net, sequence *const *sequences, long count, cons
     }
     for (long i = 0, from = 0; i < count && !failed; i++) {
         const long drawn = tokens_drawn(sequences[i]);
+        if (sequences[i]->n_top) store_top(&k, sequences[i], from, logits, net->head.outputs);
         store_outputs(&k, sequences[i], from, drawn);
         from += drawn;
     }

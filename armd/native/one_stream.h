@@ -22,6 +22,9 @@ typedef struct {
     long broken;       /* its logits were NaN or infinite; it cannot go on */
     long prefix_rows;  /* NEIGHBOR: how many context rows prefix_state sums over so far */
     long bf16_cache;   /* keys and values are bf16 numbers, not floats */
+    long n_top;        /* how many of the most probable tokens to report with each one drawn */
+    long *top_token;   /* (tokens of a step, n_top): those of the last step */
+    double *top_logp;
 } sequence;
 
 int one_stream_pass(const network *net, sequence *const *sequences, long count, const float *code,

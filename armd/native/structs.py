@@ -102,6 +102,8 @@ class NativeSequence(ctypes.Structure):
         ("sampling", NativeSampling),
         *((name, c_long) for name in ("padding_slot", "step", "broken", "prefix_rows")),
         ("bf16_cache", c_long),
+        ("n_top", c_long),
+        *((name, c_void_p) for name in ("top_token", "top_logp")),
     )
 
 
