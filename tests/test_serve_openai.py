@@ -6,6 +6,7 @@ import torch
 from serving import EOS, running
 
 import armd
+from armd.runtime.seeds import generators_per_row
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,7 @@ def expected(server, prompts: list[list[int]], new: int, seed: int, **options) -
     texts = []
     for row, prompt in enumerate(prompts):
         generator = torch.Generator().manual_seed(seed)
-        generators = armd.generation.sequence.generators_per_row(generator, len(prompts))[
-            row : row + 1
-        ]
+        generators = generators_per_row(generator, len(prompts))[row : row + 1]
         ids = armd.generate(
             server.model,
             length=len(prompt) + new,
