@@ -9,6 +9,7 @@ import torch
 import armd
 from armd.bench import decode, timing
 from armd.bench.decode import bench_decode
+from armd.bench.prefill import bench_prefill
 from armd.bench.train import bench_train
 
 
@@ -23,6 +24,18 @@ def test_bench_train_counts_the_extra_rows_of_each_order(
     assert flops["neighbor"] == flops["AR"] == 1
     assert 1 < flops["neighbor S=4"] < flops["neighbor rho=32"] < 2
     assert flops["ARMD L2s=2"] > 1
+
+
+def test_bench_prefill_compares_every_format_with_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "gemm_peak", lambda _: 1e9)
+    file = tmp_path / "prefill.json"
+    bench_prefill("tiny", prompt=20, weights=("plain",), repeats=1, vocabulary=50, json_file=file)
+    found = json.loads(file.read_text())
+    (row,) = found["rows"]
+    assert row["share"] == pytest.approx(row["gflops"])
+    assert 0 < row["seconds"] <= row["median"]
 
 
 def test_bench_decode_times_both_queries_and_all_rivals(

@@ -1,5 +1,7 @@
 """Timing our own decoding at any depth of a sequence, without generating what comes before it."""
 
+from collections.abc import Callable
+
 import torch
 
 from ..generation.api import generate, make_sequences
@@ -57,10 +59,24 @@ def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, weight
         run=parts if passes else whole,
         calls=calls,
         scale=calls / (each * len(DEPTHS)) if passes else 1.0,
-        bytes_a_call=_weights(model, weights) + _cache(model, batch, length),
+        bytes_a_call=_weights(model, weights) + _cache(cache),
         measured=f"{each * len(DEPTHS)} calls" if passes else "whole",
         peak=peak,
     )
+
+
+def first_step(model: ArmdLM, prompt: int) -> Callable[[], object]:
+    """What passes over a prompt of so many tokens and draws one more."""
+    decoder, tokens = Decoder(model), torch.zeros(1, prompt, dtype=torch.long)
+    cache = make_cache(model, batch=1, length=prompt + 1)
+
+    @torch.no_grad()
+    def run() -> None:
+        plans = from_prompts(tokens, length=prompt + 1, streams=1)
+        cache.clear()
+        decoder.step(make_sequences(model, plans, sampling=Sampling(), cache=cache))
+
+    return run
 
 
 def go_to(sequences: list[Sequence], step: int) -> None:
@@ -78,7 +94,6 @@ def _weights(model: ArmdLM, weights: str) -> float:
     return numbers * BYTES[weights]
 
 
-def _cache(model: ArmdLM, batch: int, length: int) -> float:
-    """Bytes of the cache that a call must read, on average over the text."""
-    config = model.config
-    return 2 * config.n_layers * batch * (length / 2) * config.d_model * 4
+def _cache(cache: KVCache) -> float:
+    """Bytes of the cache that a call must read, on average over the text: half of it."""
+    return sum(keys.numel() * keys.element_size() for keys in cache.keys)

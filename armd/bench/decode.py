@@ -64,6 +64,7 @@ def bench_decode(
     repeats: int = 5,
     passes: int = 8,
     vocabulary: int = 50257,
+    cache: str = "fp32",
     baselines: Annotated[bool, tyro.conf.arg(aliases=["--rivals"])] = True,
     peers: bool = False,
     threads: int | None = None,
@@ -93,7 +94,7 @@ def bench_decode(
         sides = {}
         for query in queries:
             ours = ArmdConfig(**{**config.to_dict(), "query": query, "n_two_stream": None})
-            sides |= our_sides(ours, batch, streams, weights, where, passes=passes)
+            sides |= our_sides(ours, batch, streams, weights, where, passes=passes, keep=cache)
         if baselines:
             sides |= baseline_sides(config, batch, where, passes=passes)
         if peers:
@@ -120,21 +121,22 @@ def our_sides(
     device: Any,
     *,
     passes: int,
+    keep: str,
 ) -> dict[str, Side]:
+    """`keep`: the format of keys and values."""
     import torch
 
     from ..generation.kv_cache import make_cache
     from ..model.modeling_armd import ArmdLM
-    from ..native.packed import pack
+    from ..native.packed import pack, with_cache
     from .armd_decode import our_side
 
     name = "neighbor" if config.query == "neighbor" else "ARMD"
     model = ArmdLM(config).to(device).eval()
+    sides, packs = {}, {kind: with_cache(pack(model, kind), keep) for kind in weights}
     with torch.no_grad():
-        cache = make_cache(model, batch=batch, length=config.max_length)
-    sides = {}
-    for kind in weights:
-        packed = pack(model, kind)
+        cache = make_cache(packs[weights[0]], batch=batch, length=config.max_length)
+    for kind, packed in packs.items():
         for count in streams:
             side = our_side(packed, cache, count, passes=passes, weights=kind)
             sides[f"{name} S={count} {kind}"] = side

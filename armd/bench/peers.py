@@ -101,13 +101,21 @@ class LlamaCpp:
         self.rows = c.llama_batch_init(max(512, batch), 0, 1)
 
     def fill(self, depth: int) -> None:
-        """Bring every sequence to `depth` tokens."""
-        c = self.c
-        c.llama_memory_clear(c.llama_get_memory(self.context), False)
+        """Bring every sequence to `depth` tokens: one is computed, the others are copies of it."""
+        c, memory = self.c, self.c.llama_get_memory(self.context)
+        c.llama_memory_clear(memory, False)
+        for start in range(0, depth, 512):
+            places = range(start, min(depth, start + 512))
+            self._decode([(0, place, False) for place in places], [1] * len(places))
+        for sequence in range(1, self.batch):
+            c.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
+
+    def cut(self, depth: int) -> None:
+        """Forget all tokens of every sequence from `depth` on."""
+        memory = self.c.llama_get_memory(self.context)
         for sequence in range(self.batch):
-            for start in range(0, depth, 512):
-                places = range(start, min(depth, start + 512))
-                self._decode([(sequence, place, False) for place in places], [1] * len(places))
+            if not self.c.llama_memory_seq_rm(memory, sequence, depth, -1):
+                raise RuntimeError("llama.cpp cannot shorten a sequence")
 
     def write(self, depth: int, count: int) -> None:
         """Draw `count` tokens of every sequence, one forward pass for each."""
@@ -134,8 +142,9 @@ class LlamaCpp:
 
         def run() -> float:
             seconds = 0.0
-            for start in starts:
-                self.fill(start)
+            self.fill(max(starts))
+            for start in sorted(starts, reverse=True):
+                self.cut(start)
                 seconds += timed(lambda: self.write(start, each), torch.device("cpu"))  # noqa: B023
             return seconds
 

@@ -72,6 +72,8 @@ class Writing:
     weights: Literal["fp32", "bf16", "int8", "q8", "q4", "plain"] = "fp32"
     """fp32: packed for fast decoding, where that is to be had; bf16, int8, q8 (8 bits, a scale for
     each 32), q4 (4 bits): less to read; plain: as they are."""
+    cache: Literal["fp32", "bf16"] = "fp32"
+    """Keys and values of the tokens so far; bf16 takes half the memory, rounded to 8 bits."""
     threads: int | None = None
     """CPU threads; by default one for a small model, else one a core."""
     device: str = "cpu"
@@ -142,7 +144,7 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     diffuses = not knows_orders(name_of(model.config))
     check_diffusion(job, name_of(model.config) if diffuses else None)
-    if job.weights == "plain" or diffuses:
+    if diffuses or (job.weights == "plain" and job.cache == "fp32"):
         return model, tokenizer
     try:
         from ..checked_pack import pack_checked
@@ -152,7 +154,7 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
                 f"{job.weights} weights are not to be had here; use --weights fp32"
             ) from None
         return model, tokenizer
-    return pack_checked(model, weights=job.weights), tokenizer
+    return pack_checked(model, weights=job.weights, cache=job.cache), tokenizer
 
 
 def check_diffusion(job: Writing, name: str | None) -> None:

@@ -78,11 +78,12 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> KVCache:
     config, like = model.config, model.bos
     shape = (batch, length + 1, config.n_kv_heads, config.d_head)
     # zeros, not garbage: a masked slot still multiplies, and 0 * NaN is NaN
-    size = 2 * len(model.layers) * prod(shape) * like.dtype.itemsize
+    dtype = getattr(model, "cache_dtype", None) or like.dtype
+    size = 2 * len(model.layers) * prod(shape) * dtype.itemsize
     if like.device.type == "cpu" and size >= PAGE:
-        zeros = partial(Arena(size).zeros, dtype=like.dtype)
+        zeros = partial(Arena(size).zeros, dtype=dtype)
     else:
-        zeros = like.new_zeros
+        zeros = partial(like.new_zeros, dtype=dtype)
     keys, values = ([zeros(shape) for _ in model.layers] for _ in range(2))
     # of all positions there are, not of these: a product of fewer rows can have other last bits
     positions = max(length, config.max_length) + 2
@@ -144,7 +145,7 @@ class CacheWindow:
     ) -> Float[Tensor, "br h e"]:
         """What the rows see in a layer; in the last one, those that are kept."""
         sides = (self.cache.keys[layer], self.cache.values[layer])
-        key, value = (side[:, : self.length] for side in sides)
+        key, value = (side[:, : self.length].to(query.dtype) for side in sides)
         query = query.view(len(key), -1, *query.shape[1:])
         mask = self.last_mask if last else self.mask
         return attention(query, key, value, mask, bias).flatten(0, 1)

@@ -28,6 +28,8 @@ from .linear import BITS, PackedEmbedding, SkinnyLinear
 from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
 
 WEIGHTS = ("plain", "fp32", "int8", "bf16", "q8", "q4")
+CACHES = ("fp32", "bf16")
+"""Formats of keys and values."""
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
 NORMS = ("attention_norm", "mlp_norm")
 QUERIES = ("prefix", "mean", "shift", "neighbor")
@@ -130,6 +132,8 @@ class FastLM(ArmdLM):
     """An ArmdLM for decoding alone; its head is a layer of its own."""
 
     head: nn.Module
+    cache_dtype: torch.dtype | None = None
+    """Of keys and values, where they are not as the model's numbers."""
 
     @cached_property
     def whole(self) -> bool:
@@ -238,6 +242,20 @@ def assemble(
     fast = cast(FastLM, model)
     fast.head = head
     return fast
+
+
+def with_cache(model: ArmdLM, cache: str) -> ArmdLM:
+    """The model itself; sequences that it decodes keep keys and values in this format."""
+    if cache not in CACHES:
+        raise ArmdError(f"no cache '{cache}'; use one of {', '.join(CACHES)}")
+    if cache == "fp32":
+        return model
+    if not isinstance(model, FastLM) or not model.whole:
+        raise ArmdError(
+            f"a {cache} cache needs packed weights on a CPU and a C compiler; use --cache fp32"
+        )
+    model.cache_dtype = torch.bfloat16
+    return model
 
 
 def packed_already(model: FastLM, weights: str) -> ArmdLM:

@@ -34,6 +34,8 @@ class Serving:
     """Texts that may wait for a slot; above that, clients are asked to come again."""
     weights: Literal["fp32", "bf16", "int8", "q8", "q4", "plain"] = "fp32"
     """As for `armd generate`."""
+    cache: Literal["fp32", "bf16"] = "fp32"
+    """As for `armd generate`."""
     timeout: float = 120.0
     """A request that exceeds this many seconds returns its partial text."""
     grace: float = 10.0
@@ -145,7 +147,7 @@ def load(job: Serving) -> Service:
     limits = Limits(job.slots, job.queue, job.max_body, job.timeout, job.threads)
     parameters = count_weights(model)
     service = Service(
-        pack_checked(model, job.weights),
+        pack_checked(model, job.weights, job.cache),
         tokenizer,
         name=job.name or name_of(job.model),
         parameters=parameters,
