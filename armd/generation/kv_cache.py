@@ -80,10 +80,8 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> KVCache:
     # zeros, not garbage: a masked slot still multiplies, and 0 * NaN is NaN
     dtype = getattr(model, "cache_dtype", None) or like.dtype
     size = 2 * len(model.layers) * prod(shape) * dtype.itemsize
-    if like.device.type == "cpu" and size >= PAGE:
-        zeros = partial(Arena(size).zeros, dtype=dtype)
-    else:
-        zeros = partial(like.new_zeros, dtype=dtype)
+    huge = like.device.type == "cpu" and size >= PAGE
+    zeros = partial(Arena(size).zeros if huge else like.new_zeros, dtype=dtype)
     keys, values = ([zeros(shape) for _ in model.layers] for _ in range(2))
     # of all positions there are, not of these: a product of fewer rows can have other last bits
     positions = max(length, config.max_length) + 2

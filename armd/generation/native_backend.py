@@ -4,8 +4,6 @@ model, making tensors for each step would take longer than the pass."""
 from array import array
 from ctypes import addressof, byref, c_void_p
 
-import torch
-
 from ..native.library import library
 from ..native.packed import FastLM
 from ..native.sample import native_sampling
@@ -40,7 +38,7 @@ class SequenceArrays:
         )
         self.struct.n_top = sequence.top_logprobs
         self.struct.top_token, self.struct.top_logp = (table.buffer_info()[0] for table in self.top)
-        self.struct.bf16_cache = sequence.cache.keys[0].dtype == torch.bfloat16
+        self.struct.bf16_cache = sequence.cache.keys[0].element_size() == 2
         self.address = addressof(self.struct)
 
     def top_logprobs(self, size: int) -> list[tuple[TopLogprob, ...]]:
