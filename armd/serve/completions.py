@@ -145,22 +145,28 @@ async def streamed(
         choice = state.form.delta(service, state, text, shown, tokens)
         return envelope(service, state, [choice], whole=False, usage=False)
 
+    def new_parts(grown: dict[int, ChoiceState]) -> list[Json | str]:
+        new = [
+            (text, *text.incremental.take_new(last=bool(text.finish))) for text in grown.values()
+        ]
+        return [
+            chunk(text, shown, text.incremental.read[part])
+            for text, shown, part in new
+            if shown or text.finish
+        ]
+
     await read_prompts(service, state)
     for text in state.texts:
         if state.form.opens or text.echo or text.finish:
             yield [chunk(text, *((text.echo.text, text.echo.read) if text.echo else ("", ())))]
     while not state.finished:
-        chunks = []
+        grown: dict[int, ChoiceState] = {}  # tokens that came together go out together
         for index, event in await outputs.next_events():
             if isinstance(event, Failed):
-                yield chunks
-            text = grow(state, outputs, index, event)
-            shown, part = (
-                text.incremental.take_new(last=bool(text.finish)) if text else ("", slice(0))
-            )
-            if text and (shown or text.finish):
-                chunks.append(chunk(text, shown, text.incremental.read[part]))
-        yield chunks
+                yield new_parts(grown)
+            if text := grow(state, outputs, index, event):
+                grown[index] = text
+        yield new_parts(grown)
     options = state.asked.stream_options
     if options is not None and options.include_usage:
         yield [envelope(service, state, [], whole=False, usage=True)]
