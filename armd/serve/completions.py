@@ -97,8 +97,8 @@ def offset_of(text: ChoiceState, one: TokenOutput) -> int:
 def top_table(service: Service, one: TokenOutput) -> dict[str, float]:
     """The most probable tokens by name; of several with one name the most probable."""
     table: dict[str, float] = {}
-    for rival in one.top_logprobs:
-        table.setdefault(service.tokenizer.piece(rival.token), rival.logp)
+    for top in one.top_logprobs:
+        table.setdefault(service.tokenizer.piece(top.token), top.logp)
     return table
 
 

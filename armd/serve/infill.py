@@ -1,4 +1,4 @@
-"""POST /v1/infill: blanks filled in any order, each token told as it lands."""
+"""POST /v1/infill: blanks filled in any order, each token sent as it is drawn."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -100,7 +100,7 @@ def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
         state.tokens[landed.position] = landed.token
         if landed.ends and (state.end is None or landed.position < state.end):
             state.end = landed.position
-        rivals = [
+        alternatives = [
             {"token": r.token, "piece": piece(r.token), "logprob": r.logp}
             for r in landed.top_logprobs
         ]
@@ -109,7 +109,7 @@ def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
             "token": landed.token,
             "piece": piece(landed.token),
             "logprob": landed.logp,
-            "rivals": rivals,
+            "rivals": alternatives,
         }
 
     at = [one(landed) for landed in drawn.tokens]

@@ -140,8 +140,8 @@ class Service:
             raise Refusal(400, self.tokenizer.too_long(len(tokens)), code="context_length_exceeded")
         vocabulary = self.model.config.vocab_size
         if max(tokens) >= vocabulary:
-            told = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
-            raise Refusal(400, told, param="tokens")
+            reason = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
+            raise Refusal(400, reason, param="tokens")
         if len(order) != len(tokens):
             raise ArmdError(f"the order is for {len(order)} tokens, the text has {len(tokens)}")
         self.model.check_order(order)

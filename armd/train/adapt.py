@@ -181,22 +181,22 @@ class AdaptRun(Run):
     def _export(self, checkpoint: Checkpoint) -> None:
         a, base = self.recipe.adapt, model_folder(self.recipe.adapt.base_model)
         if a.full:
-            config, told = ArmdConfig.from_pretrained(base), self.card(checkpoint)
-            return export(checkpoint, config, base, self.folder / EXPORT, **told)
+            config, facts = ArmdConfig.from_pretrained(base), self.card(checkpoint)
+            return export(checkpoint, config, base, self.folder / EXPORT, **facts)
         weights = {}
         for name, shape in checkpoint.shapes("model/").items():
             weights[name.removeprefix("model/")] = torch.empty(shape)
             checkpoint.read_rows(name, weights[name.removeprefix("model/")], 0)
         save(self.recipe, weights, self.folder / ADAPTER)
         if checkpoint.step == self.total:
-            out, told = self.folder / EXPORT, self.card(checkpoint)
-            merge(base, self.folder / ADAPTER, out, step=checkpoint.step, **told)
+            out, facts = self.folder / EXPORT, self.card(checkpoint)
+            merge(base, self.folder / ADAPTER, out, step=checkpoint.step, **facts)
 
     def card(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """What the model's card says of it, not of its base."""
-        told = card_facts(self.recipe, self.dataset, checkpoint)
+        facts = card_facts(self.recipe, self.dataset, checkpoint)
         base = Path(self.recipe.adapt.base_model).name
-        return {**told, "about": {"adapted from": base, **told["about"]}}
+        return {**facts, "about": {"adapted from": base, **facts["about"]}}
 
     def finish_without_steps(self) -> None:
         """A run of no steps: the adapter as it starts, which changes nothing."""
