@@ -1,9 +1,9 @@
-/* Attention of the few rows of a sequence over its KV cache, in chunks of 32 slots: keys and values
+/* Attention of the few rows of a sequence over its KV cache, in chunks of 64 slots: keys and values
  * are read once, in order, for all rows and heads; the sums of the chunks are combined at the end.
  * The result of a row does not depend on the rows beside it. */
 #include "vectors.h"
 
-enum { CHUNK = 32, QUERIES = 4 };              /* slots of a chunk; queries that share values */
+enum { CHUNK = 64, QUERIES = 4 };              /* slots of a chunk; queries that share values */
 enum { MAX_WIDTH = 256, MAX_PAIRED = 128 };    /* of a head: where the cache is bf16; for two_dots */
 
 /* The rows of one sequence in one layer. Each group of heads / kv_heads query heads shares the keys and
@@ -55,7 +55,7 @@ INLINE void two_dots(const float *q, const float *r, const float *pairs, const l
  * heads of their group. The values are needed next, so they are prefetched here. */
 INLINE void score(const attention_input *a, const char *keys, const char *values, const long width,
                   const int bf16, long slots, float *scores) {
-    float wide[8 * MAX_WIDTH];
+    float wide[8 * MAX_WIDTH] ALIGNED;
     const long size = bf16 ? sizeof(uint16_t) : sizeof(float);
     const float scale = 1 / sqrtf(width), *query = a->query;
     const long rows = a->rows, heads = a->heads, kv_heads = a->kv_heads, group = heads / kv_heads;
@@ -73,7 +73,7 @@ INLINE void score(const attention_input *a, const char *keys, const char *values
 #define CELL(n) ((n) / group * heads + h * group + (n) % group)
             long n = 0;
 #ifdef __AVX512DQ__
-            float pairs[8 * MAX_PAIRED];
+            float pairs[8 * MAX_PAIRED] ALIGNED;
             if (rows * group > 1 && width <= MAX_PAIRED) {
                 pair_keys(key, width, pairs);
                 for (; n + 1 < rows * group; n += 2)
@@ -110,8 +110,8 @@ INLINE void weigh(float *score, long visible, float *part) {
     most = larger(most, SHUFFLE(most, most, 4, 5, 6, 7, 0, 1, 2, 3));
     most = larger(most, SHUFFLE(most, most, 2, 3, 0, 1, 6, 7, 4, 5));
     most = larger(most, SHUFFLE(most, most, 1, 0, 3, 2, 5, 4, 7, 6));
-    for (long s = 0; s < CHUNK; s += 8)
-        *(vec *)(score + s) = exponential(*(vec *)(score + s) - most);
+    for (long s = 0; s < CHUNK; s += WIDE)
+        *(wide_vec *)(score + s) = wide_exponential(*(wide_vec *)(score + s) - most[0]);
     for (long s = visible; s < CHUNK; s++) score[s] = 0;
     for (long s = 0; s < CHUNK; s += 8) total += *(vec *)(score + s);
     part[0] = most[0];
@@ -152,7 +152,7 @@ INLINE void attend(const attention_input *a, const long width, const int bf16, l
     const long start = first * row * (bf16 ? sizeof(uint16_t) : sizeof(float));
     const char *keys = (const char *)a->keys + start, *values = (const char *)a->values + start;
     const long stride = bf16 ? width : row;
-    float wide[CHUNK * MAX_WIDTH];
+    float wide[CHUNK * MAX_WIDTH] ALIGNED;
     score(a, keys, values, width, bf16, slots, scores);
     if (a->right_bias) add_right_bias(a, first, slots, scores);
     for (long h = 0; h < a->kv_heads; h++) {

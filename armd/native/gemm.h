@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64))) /* to whole cache lines */
 typedef float vec __attribute__((vector_size(32), aligned(4)));
 
 enum { FLOAT32, INT8, BF16, Q8, Q4 }; /* formats of a matrix */

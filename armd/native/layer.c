@@ -212,7 +212,8 @@ int run_layers(const layer *layers, long depth, const sequence_rows *sequences, 
         !make_plan(&last, outer, count, layers->heads, 1)) {
         const long between = depth > 1 ? 2 * all.rows * d : 0; /* rows between two layers */
         const long size = scratch_size(depth > 1 ? &all : &last, layers);
-        memory = malloc(sizeof(float) * (size + between));
+        /* in whole cache lines: vectors that lie across two cost twice as much */
+        memory = aligned_alloc(64, (sizeof(float) * (size + between) + 63) / 64 * 64);
     }
     if (memory) {
 #pragma omp parallel

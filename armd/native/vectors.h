@@ -13,25 +13,27 @@ typedef uint16_t halves __attribute__((vector_size(16), aligned(2)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
 #endif
 
-INLINE vec larger(vec a, vec b) {
-    const ints first = a > b;
-    return (vec)(((ints)a & first) | ((ints)b & ~first));
-}
-
-/* e^x, to about float's precision; x is clamped to -87..88. */
-INLINE vec exponential(vec x) {
-    const vec zero = {0};
-    x = -larger(-larger(x, zero - 87), zero - 88);
-    const vec shifted = x * 1.44269504f + 12582912.0f; /* low bits: x / ln 2, rounded */
-    const vec n = shifted - 12582912.0f, r = x - n * 0.693359375f - n * -2.12194440e-4f;
-    vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1;
-    return (vec)((ints)p + ((ints)shifted << 23));
-}
+/* For vectors of one kind: the larger of two; and e^x, to about float's precision, x clamped to
+ * -87..88. Wide ones give the same bits. */
+#define ARITHMETIC(larger, exponential, vec, ints)                                                 \
+    INLINE vec larger(vec a, vec b) {                                                              \
+        const ints first = a > b;                                                                  \
+        return (vec)(((ints)a & first) | ((ints)b & ~first));                                      \
+    }                                                                                              \
+    INLINE vec exponential(vec x) {                                                                \
+        const vec zero = {0};                                                                      \
+        x = -larger(-larger(x, zero - 87), zero - 88);                                             \
+        const vec shifted = x * 1.44269504f + 12582912.0f; /* low bits: x / ln 2, rounded */       \
+        const vec n = shifted - 12582912.0f, r = x - n * 0.693359375f - n * -2.12194440e-4f;       \
+        vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;                                           \
+        p = p * r + 8.3334519073e-3f;                                                              \
+        p = p * r + 4.1665795894e-2f;                                                              \
+        p = p * r + 1.6666665459e-1f;                                                              \
+        p = p * r + 5.0000001201e-1f;                                                              \
+        p = p * r * r + r + 1;                                                                     \
+        return (vec)((ints)p + ((ints)shifted << 23));                                             \
+    }
+ARITHMETIC(larger, exponential, vec, ints)
 
 /* From bf16 to float. The width is a multiple of 8. */
 INLINE void widen_bf16(const uint16_t *x, const long width, float *out) {
@@ -72,6 +74,7 @@ INLINE vec sums(const vec x[8]) {
 enum { WIDE = 16 };
 typedef float wide_vec __attribute__((vector_size(64), aligned(4)));
 typedef int32_t wide_ints __attribute__((vector_size(64), aligned(4)));
+ARITHMETIC(wide_larger, wide_exponential, wide_vec, wide_ints)
 #ifdef __clang__
 #define SHUFFLE_WIDE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -101,4 +104,5 @@ INLINE vec wide_sums(const wide_vec x[4]) {
 #else
 enum { WIDE = 8 };
 typedef vec wide_vec;
+#define wide_exponential exponential
 #endif
