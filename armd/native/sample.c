@@ -7,9 +7,11 @@
 #include <stdlib.h>
 
 enum { BLOCK = 1024 };
-typedef double quad __attribute__((vector_size(32), aligned(8)));
-typedef float four __attribute__((vector_size(16), aligned(4)));
-typedef long longs __attribute__((vector_size(32), aligned(8)));
+enum { LANES = 8 };
+typedef double doubles __attribute__((vector_size(8 * LANES), aligned(8)));
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int64_t longs __attribute__((vector_size(8 * LANES), aligned(8)));
 
 /* 1 / k!, from k = 13 down. */
 static const double series[] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800.,
@@ -18,39 +20,50 @@ static const double series[] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 
                                 1,               1};
 
 /* e^x for x <= 0, within a rounding or two; 0 below -708. */
-static inline quad exponential(quad x) {
-    const longs tiny = x < -708.0 + (quad){0};
-    x = (quad)((longs)x & ~tiny);
-    const quad shifted = x * 1.4426950408889634 + 6755399441055744.0; /* low bits: x / ln 2 */
-    const quad n = shifted - 6755399441055744.0;
-    const quad r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
-    quad p = {0};
+static inline doubles exponential(doubles x) {
+    const longs tiny = x < -708.0 + (doubles){0};
+    x = (doubles)((longs)x & ~tiny);
+    const doubles shifted = x * 1.4426950408889634 + 6755399441055744.0; /* low bits: x / ln 2 */
+    const doubles n = shifted - 6755399441055744.0;
+    const doubles r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
+    doubles p = {0};
     for (int k = 0; k < 14; k++) p = p * r + series[k];
-    return (quad)(((longs)p + ((longs)shifted << 52)) & ~tiny);
+    return (doubles)(((longs)p + ((longs)shifted << 52)) & ~tiny);
 }
 
 /* Weights of one block, relative to the largest logit. */
 static double weigh(const float *logits, long count, double most, double rate, double *out) {
-    quad total = {0};
-    for (long i = 0; i < count; i += 4) {
-        quad x;
-        if (i + 4 <= count)
-            x = __builtin_convertvector(*(const four *)(logits + i), quad);
+    doubles total = {0};
+    for (long i = 0; i < count; i += LANES) {
+        doubles x;
+        if (i + LANES <= count)
+            x = __builtin_convertvector(*(const floats *)(logits + i), doubles);
         else
-            for (int j = 0; j < 4; j++) x[j] = i + j < count ? logits[i + j] : -INFINITY;
-        const quad weight = exponential((x - most) * rate);
+            for (int j = 0; j < LANES; j++) x[j] = i + j < count ? logits[i + j] : -INFINITY;
+        const doubles weight = exponential((x - most) * rate);
         total += weight;
-        if (out && i + 4 <= count)
-            *(quad *)(out + i) = weight;
+        if (out && i + LANES <= count)
+            *(doubles *)(out + i) = weight;
         else if (out)
-            for (int j = 0; j < 4 && i + j < count; j++) out[i + j] = weight[j];
+            for (int j = 0; j < LANES && i + j < count; j++) out[i + j] = weight[j];
     }
-    return (total[0] + total[1]) + (total[2] + total[3]);
+    double sum = 0;
+    for (int j = 0; j < LANES; j++) sum += total[j];
+    return sum;
 }
 
 static float largest(const float *x, long count) {
+    floats lanes = {0};
+    lanes -= INFINITY;
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        const floats next = *(const floats *)(x + i);
+        const integers first = next > lanes;
+        lanes = (floats)(((integers)next & first) | ((integers)lanes & ~first));
+    }
     float most = -INFINITY;
-    for (long i = 0; i < count; i++) most = x[i] > most ? x[i] : most;
+    for (int j = 0; j < LANES; j++) most = lanes[j] > most ? lanes[j] : most;
+    for (; i < count; i++) most = x[i] > most ? x[i] : most;
     return most;
 }
 
@@ -166,11 +179,11 @@ static long penalise(const float *logits, long count, const unsigned char *seen,
 
 /* From scores to weights relative to the largest, in place. */
 static void weigh_scores(double *scores, long count, double most, double rate) {
-    for (long i = 0; i < count; i += 4) {
-        quad x = {0};
-        for (int j = 0; j < 4; j++) x[j] = i + j < count ? scores[i + j] : -INFINITY;
-        const quad weight = exponential((x - most) * rate);
-        for (int j = 0; j < 4 && i + j < count; j++) scores[i + j] = weight[j];
+    for (long i = 0; i < count; i += LANES) {
+        doubles x = {0};
+        for (int j = 0; j < LANES; j++) x[j] = i + j < count ? scores[i + j] : -INFINITY;
+        const doubles weight = exponential((x - most) * rate);
+        for (int j = 0; j < LANES && i + j < count; j++) scores[i + j] = weight[j];
     }
 }
 
