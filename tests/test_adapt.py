@@ -47,7 +47,13 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(base: Path, data: Path, out: Path, **changes: Any) -> Adapting:
     small = {"steps": 6, "length": 32, "rank": 2, "alpha": 4, "warmup": 2, "learning_rate": 1e-2}
-    often = {"log_every": 1, "validate_every": 3, "checkpoint_every": 2, "device": "cpu"}
+    often = {
+        "ahead": True,
+        "log_every": 1,
+        "validate_every": 3,
+        "checkpoint_every": 2,
+        "device": "cpu",
+    }
     return Adapting(str(base), str(data), out, **{**small, **often, "half": False, **changes})
 
 

@@ -35,7 +35,7 @@ from .trainer import MicroBatch, Trainer
 from .validation import KINDS
 
 ADAPTER = "adapter"
-FASTER = {"right_bias": 80.0, "unknown": 3.0, "gate": 20.0}
+FASTER = {"right_bias": 20.0, "unknown": 3.0, "gate": 20.0}
 """Rates above the adapter's: these are few, and must move by whole units."""
 JOINED = 8
 """A text whose end was moved before its start is a new one for the source after so many tokens."""

@@ -42,7 +42,7 @@ class Adapting:
     distill: float = 1.0
     """Share of the loss that is the distance to the source's own left-to-right distribution; the
     rest is the text's next token. Next to known text on the right, and in blanks, always that."""
-    ahead: bool = True
+    ahead: bool = False
     """The source, which reads left to right alone, reads some of the later streams first: so its
     distribution for the earlier ones knows the right side, as ours does. One more of its passes."""
     length: int = 1024

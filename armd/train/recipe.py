@@ -175,7 +175,7 @@ class Adaptation:
     """All weights learn, not adapters."""
     distill: float = 1.0
     """Share of the loss that is the distance to the source's left-to-right distribution."""
-    ahead: bool = True
+    ahead: bool = False
     """In streams, the source reads some of the later ones first, and so knows the right side."""
     half: bool = True
     """Adapters are saved in bfloat16."""
