@@ -130,3 +130,25 @@ def test_what_cannot_be_quantized(source: Path, made: Path, tmp_path: Path) -> N
         short = str(tmp_path / "short.txt")
         cli.run(["quantize", str(source), str(tmp_path / "x"), "--data", short])
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("verb", ["quantize", "convert"])
+def test_what_a_link_leads_to_is_not_copied(source: Path, tmp_path: Path, verb: str) -> None:
+    """A folder of somebody else's must not make us give away a file of ours."""
+    secret, folder = tmp_path / "secret", tmp_path / "model"
+    secret.write_text("mine")
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    (folder / "special_tokens_map.json").symlink_to(secret)
+    more = ("--windows", "0") if verb == "quantize" else ("--to", "llama")
+    with pytest.raises(ArmdError, match="link"):
+        cli.run([verb, str(folder), str(tmp_path / "out"), *more])
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ArmdError, match="cannot write"):
+        cli.run(["quantize", str(source), str(tmp_path / "file" / "out"), "--windows", "0"])

@@ -46,7 +46,7 @@ def quantize(job: Quantization) -> None:
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
     from ..pretrained import is_quantized, load_model, model_folder, saved_kind
-    from ..runtime.atomic_files import SUMS, write_sums
+    from ..runtime.atomic_files import SUMS, put_folder, refuse_link, write_sums
 
     if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
         raise ArmdError(f"{job.out} is not empty; choose another folder")
@@ -70,11 +70,14 @@ def quantize(job: Quantization) -> None:
         for file in folder.iterdir():  # the tokenizer's files, and no code: it loads with armd
             kept = file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != SUMS
             if kept and file.is_file() and not (aside / file.name).exists():
-                shutil.copy(file, aside)
+                refuse_link(file)
+                shutil.copyfile(file, aside / file.name)
         write_sums(aside)
-        if job.out.exists():
-            job.out.rmdir()
-        aside.rename(job.out)
+        put_folder(aside, job.out)
+    except OSError as error:
+        raise ArmdError(
+            f"cannot write {job.out}: {error.strerror}; choose another folder"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     size = (job.out / "model.safetensors").stat().st_size

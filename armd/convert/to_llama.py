@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from ..errors import ArmdError
 from ..pretrained import check_saved, model_folder, saved_kind
-from ..runtime.atomic_files import put_folder
+from ..runtime.atomic_files import put_folder, refuse_link
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
 from .to_armd import NOTES
@@ -93,6 +93,7 @@ def to_llama(run: str, out: Path) -> Ours:
         (aside / "config.json").write_text(text + "\n", "utf-8")
         for name in TOKENIZER:
             if (ours.folder / name).is_file():
+                refuse_link(ours.folder / name)
                 shutil.copyfile(ours.folder / name, aside / name)
         put_folder(aside, out)
     except OSError as error:

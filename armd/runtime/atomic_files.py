@@ -80,14 +80,19 @@ def exchange(one: Path, two: Path) -> bool:
 
 
 def copy_plain_files(folder: Path, out: Path, *, but: Collection[str] = ()) -> None:
-    """Copy the files of a folder, but for those that end so. Links are refused: what they lead to,
-    anywhere on this machine, would be given away with the copy."""
+    """Copy the files of a folder, but for those that end so."""
     out.mkdir(parents=True, exist_ok=True)
     for path in (folder, *sorted(folder.iterdir())):
-        if path.is_symlink():
-            raise ArmdError(f"{path} is a link, which may lead anywhere; put the file itself there")
+        refuse_link(path)
         if path.is_file() and not path.name.endswith(tuple(but)):
             shutil.copyfile(path, out / path.name)
+
+
+def refuse_link(path: Path) -> None:
+    """Before it is copied: what a link leads to, anywhere on this machine, would be given away with
+    the copy."""
+    if path.is_symlink():
+        raise ArmdError(f"{path} is a link, which may lead anywhere; put the file itself there")
 
 
 def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:
