@@ -52,7 +52,8 @@ INLINE void two_dots(const float *q, const float *r, const float *pairs, const l
 #endif
 
 /* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows and all
- * heads of their group. The values are needed next, so they are prefetched here. */
+ * heads of their group. The values are needed next, so they are prefetched here, and so are the keys of
+ * 16 slots further. */
 INLINE void score(const attention_input *a, const char *keys, const char *values, const long width,
                   const int bf16, long slots, float *scores) {
     float wide[8 * MAX_WIDTH] ALIGNED;
@@ -67,7 +68,10 @@ INLINE void score(const attention_input *a, const char *keys, const char *values
                 if (bf16)
                     widen_bf16((const uint16_t *)(keys + at), width, wide + j * width);
                 key[j] = bf16 ? wide + j * width : (const float *)(keys + at);
-                for (long i = 0; i < width * size; i += 64) __builtin_prefetch(values + at + i);
+                for (long i = 0; i < width * size; i += 64) {
+                    __builtin_prefetch(values + at + i);
+                    __builtin_prefetch(keys + at + 16 * kv_heads * width * size + i);
+                }
             }
             /* the queries of the group: cell(0), cell(1) ... */
 #define CELL(n) ((n) / group * heads + h * group + (n) % group)
