@@ -102,3 +102,12 @@ def test_errors_name_commands_that_exist() -> None:
             r"(?:run|use|make one:|with|try)[ :]+'?armd ([a-z]+)", path.read_text()
         ):
             assert word in first, (path.name, word)
+
+
+RESULTS = sorted((ROOT / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda path: path.name)
+def test_no_path_of_one_machine_is_written_down(page: Path) -> None:
+    found = re.findall(r"(?<![\w.~$}])/(?:tmp|home|root|work|Users)/\S+", page.read_text("utf-8"))
+    assert not found

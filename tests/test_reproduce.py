@@ -280,3 +280,10 @@ def test_a_stage_with_a_run_that_failed_is_not_measured(data: Path, tmp_path: Pa
     assert measured == ["ablations"]
     with pytest.raises(ArmdError, match="--jobs"):
         study.reproduce([], jobs=-1)
+
+
+def test_results_name_the_command_but_not_where_it_wrote() -> None:
+    from armd.reproduce.command import without_places
+
+    said = "armd reproduce price --out a/b --runs armd ar --results=c --docs d --seeds 4"
+    assert without_places(said.split()) == "armd reproduce price --runs armd ar --seeds 4"

@@ -151,6 +151,20 @@ def train_wanted(study: Any, stages: list[str], *, jobs: int, launch: str) -> di
     return train_all(study, wanted_runs(study, stages), jobs=jobs, launch=launch)
 
 
+PLACES = ("--out", "--results", "--docs")
+
+
+def without_places(words: list[str]) -> str:
+    """The command as another person gives it: figures do not depend on where folders lie."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word in PLACES:
+            next(rest, None)
+        elif word.partition("=")[0] not in PLACES:
+            kept.append(word)
+    return shlex.join(kept)
+
+
 def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str, str]:
     """One stage; what fails is reported at the end and hides no other stage."""
     from importlib import import_module
@@ -158,7 +172,7 @@ def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str
     from .result_file import Findings
 
     print(f"{stage}:", flush=True)
-    command = shlex.join(["armd", *sys.argv[1:]])
+    command = without_places(["armd", *sys.argv[1:]])
     try:
         findings = Findings(results, stage, scale, command)
         import_module(f".{stage}", __package__).measure(study, findings)
