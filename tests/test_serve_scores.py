@@ -76,6 +76,19 @@ def test_texts_that_wait_share_a_pass(engine: Engine, monkeypatch) -> None:
     assert passes == [len(futures) - 1]
 
 
+def scores_beside_a_text(engine: Engine, plan, listen, told: list[str], over) -> int:
+    """Have all jobs scored and one text generated, all waiting when the engine begins; `told` gets
+    "score" for each job. Returns how many jobs there are."""
+    go = held(engine)
+    futures = [engine.score(job) for job in jobs()]
+    for future in futures:
+        future.add_done_callback(lambda _: told.append("score"))
+    engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
+    go.set()
+    assert over.wait(20) and all(future.result(20).logp for future in futures)
+    return len(futures)
+
+
 def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
     """However many texts wait to be scored: with a share this large, one is scored while a text is
     generated, and the others after it."""
@@ -88,13 +101,7 @@ def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
         over.set() if isinstance(event, Ended) else None
 
     (plan,) = from_prompts(None, length=40)
-    go = held(engine)
-    futures = [engine.score(job) for job in jobs()]
-    for future in futures:
-        future.add_done_callback(lambda _: told.append("score"))
-    engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
-    go.set()
-    assert over.wait(20) and all(future.result(20).logp for future in futures)
+    scores_beside_a_text(engine, plan, listen, told, over)
     assert told.index("Ended") == 41 and told[:41].count("score") == 1
 
 
@@ -116,11 +123,5 @@ def test_a_client_between_two_texts_is_not_passed_over(engine: Engine, monkeypat
                 monkeypatch.setattr(engines, "TURNAROUND", 0.0)
                 over.set()
 
-    go = held(engine)
-    futures = [engine.score(job) for job in jobs()]
-    for future in futures:
-        future.add_done_callback(lambda _: told.append("score"))
-    engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
-    go.set()
-    assert over.wait(20) and all(future.result(20).logp for future in futures)
-    assert told[:4] == ["score", "text", "text", "text"] and told.count("score") == len(futures)
+    count = scores_beside_a_text(engine, plan, listen, told, over)
+    assert told[:4] == ["score", "text", "text", "text"] and told.count("score") == count
