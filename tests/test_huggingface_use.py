@@ -109,9 +109,7 @@ def test_masks_that_are_no_padding_and_unknown_arguments_are_refused(unchecked: 
 def test_causal_logits_are_for_the_next_token(query: str) -> None:
     """As of every causal model: logits at i are those of token i + 1, padded or not, and the loss
     leaves the first token out. transformers' own generate writes the same text."""
-    ours = case_of("random", N, 6, query=query).model
-    model = ArmdForCausalLM(ours.config).eval()
-    model.load_state_dict(ours.state_dict())
+    ours, model = case_of("random", N, 6, query=query).model, causal(query)
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
     plain, logits = ours(tokens).logits, model(tokens).logits
     torch.testing.assert_close(logits[:, :-1], plain[:, 1:], atol=1e-5, rtol=0)
@@ -124,6 +122,42 @@ def test_causal_logits_are_for_the_next_token(query: str) -> None:
         torch.testing.assert_close(got, logits, atol=1e-5, rtol=0)
     made = model.generate(tokens, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert torch.equal(cast(torch.Tensor, made), ours.generate(tokens, max_new_tokens=5))
+
+
+def causal(query: str, seed: int = 6, **size: Any) -> Any:
+    ours = case_of("random", N, seed, query=query, **size).model
+    model = ArmdForCausalLM(ours.config).eval()
+    model.load_state_dict(ours.state_dict())
+    return model
+
+
+@pytest.mark.parametrize("query", ["neighbor", "shift"])
+def test_the_causal_class_with_a_cache_is_the_same_model(query: str) -> None:
+    """Logits of a text read in pieces, padded or not, are those of one pass; so are beams, and
+    what another model drafts changes nothing."""
+    model = causal(query, n_kv_heads=1)
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 6, 2, 1], [3, 3, 3, 1, 5, 4, 4, 1, 2]])
+    mask = torch.tensor([[1] * 9, [0] * 3 + [1] * 6])
+    with torch.no_grad():
+        want = model(ids, attention_mask=mask).logits
+        cache, parts = None, []
+        for start, end in ((0, 4), (4, 5), (5, 6), (6, 9)):
+            part = model(ids[:, start:end], mask[:, :end], past_key_values=cache, use_cache=True)
+            cache = part.past_key_values
+            parts.append(part.logits)
+    assert cast(Any, cache).get_seq_length() == 9
+    torch.testing.assert_close(torch.cat(parts, 1)[mask != 0], want[mask != 0], atol=1e-5, rtol=0)
+    options: Any = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 99}
+    for more in ({}, {"num_beams": 3}):
+        made = model.generate(ids, attention_mask=mask, **options, **more)
+        slow = model.generate(ids, attention_mask=mask, use_cache=False, **options, **more)
+        assert torch.equal(cast(torch.Tensor, made), cast(torch.Tensor, slow))
+    drafted = model.generate(ids[:1], assistant_model=causal(query, seed=7), **options)
+    assert torch.equal(cast(Any, drafted), cast(Any, model.generate(ids[:1], **options)))
+    with pytest.raises(ArmdError, match="cache_implementation"):
+        model.generate(ids, cache_implementation="static", **options)
+    with pytest.raises(ArmdError, match="has no cache"):
+        causal("prefix")(ids, use_cache=True)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3])
