@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE
+from pydantic import ValidationError
 from serving import running
 
 from armd.serve import chat_schema, schema
@@ -215,3 +216,31 @@ def test_no_bytes_make_it_fail(server, path: str, body: bytes) -> None:
 def test_in_the_end_all_is_well(server) -> None:
     server.at_rest()
     assert server.service.engine.metrics.failed == 0
+
+
+WRONG = (-1, 1.5, "\ud800", None, [], [-1], [[]], {}, {"a": 1})
+REQUESTS = (
+    *(schema.CompletionRequest, schema.InfillRequest, schema.ScoreRequest, schema.OrderRequest),
+    *(schema.GivenOrder, chat_schema.ChatRequest, chat_schema.Message),
+)
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_a_list_of_wrong_entries_is_not_gone_through(kind) -> None:
+    """A complaint for each of a million would keep everybody waiting."""
+    for field in kind.model_fields:
+        for wrong in WRONG:
+            with suppress(ValidationError):
+                kind.model_validate({field: [wrong] * 60})
+                continue
+            counts = []
+            for size in (10, 60):
+                with pytest.raises(ValidationError) as found:
+                    kind.model_validate({field: [wrong] * size})
+                counts.append(found.value.error_count())
+            assert counts[0] == counts[1], (field, wrong)
+
+
+def test_a_body_of_endless_fields_is_refused(server) -> None:
+    body = json.dumps({f"x{i}": 1 for i in range(10_000)}).encode()
+    assert "fewer" in refused(server, "/v1/completions", body)

@@ -58,6 +58,8 @@ def broken_off(process) -> None:
     [
         ({"port": 70000}, "--port 70000"),
         ({"slots": 0}, "--slots 0"),
+        ({"api_key": ""}, "--api-key"),
+        ({"api_key": "a b"}, "--api-key"),
         ({"timeout": float("nan")}, "--timeout nan"),
         ({"max_body": 0}, "--max-body 0"),
         ({"host": "no.such.host.invalid"}, "cannot listen at no.such.host.invalid"),

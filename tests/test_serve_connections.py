@@ -4,6 +4,7 @@ without the key nobody comes in."""
 import http.client
 import json
 import socket
+import threading
 import time
 from base64 import b64encode
 from contextlib import suppress
@@ -102,6 +103,82 @@ def test_half_open_connections_keep_nobody_out(server, monkeypatch: pytest.Monke
             line.close()
 
 
+ENDLESS = b"content-type: application/json\r\ncontent-length: 100000\r\n\r\n{"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+USELESS = {
+    "body nobody asked for": b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + ENDLESS,
+    "body that does not end": b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\n" + ENDLESS,
+    "body after a refusal": b"POST /v1/tokenize HTTP/1.1\r\nhost: evil.example\r\n" + ENDLESS,
+    "kept alive": GET,
+}
+
+
+@pytest.mark.parametrize("sent", USELESS.values(), ids=USELESS)
+def test_connections_of_no_use_keep_nobody_out(server, monkeypatch, sent: bytes) -> None:
+    monkeypatch.setattr(LimitedProtocol, "limit", 10)
+    idle = []
+    try:
+        for _ in range(40):
+            idle.append(opened(server))
+            idle[-1].sendall(sent)
+            assert ask(server) == 200
+        assert len(server.server.server_state.connections) <= 10
+    finally:
+        for line in idle:
+            line.close()
+
+
+def test_a_request_that_is_answered_is_of_use(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come after it, and however long its answer takes."""
+    monkeypatch.setattr(LimitedProtocol, "limit", 10)
+    body = b'{"prompt": "a", "max_tokens": 40}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    engine, free = server.service.engine, threading.Event()
+    engine.run_exclusive(lambda: free.wait(PATIENCE))
+    with opened(server) as line:
+        line.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        while not engine.waiting:
+            time.sleep(0.01)
+        silent = [opened(server) for _ in range(40)]
+        assert ask(server) == 200
+        free.set()
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+        for other in silent:
+            other.close()
+
+
+def test_a_body_that_never_ends_is_hung_up_on(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the answer was given without it."""
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
+    for sent in USELESS["body nobody asked for"], USELESS["body that does not end"]:
+        with opened(server) as line:
+            line.sendall(sent)
+            answer(line)  # it ends
+
+
+def test_who_does_not_read_is_hung_up_on(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "READING_SECONDS", 0.2)
+    with opened(server) as line:
+        line.sendall(GET)
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+        (mine,) = server.server.server_state.connections
+        # what the loop does where buffers are full; here they hold megabytes
+        mine.loop.call_soon_threadsafe(mine.pause_writing)
+        answer(line)  # it ends
+
+
+def test_few_requests_wait_on_one_connection(server) -> None:
+    """Each takes memory, before any key is looked at."""
+    with opened(server) as line:
+        with suppress(OSError):
+            line.sendall(GET * 2000)
+        found = answer(line)
+    assert b"HTTP/1.1 400" in found and found.count(b"HTTP/1.1 200") <= connections.MOST_WAITING + 1
+    with opened(server) as line:
+        line.sendall(GET * 9 + GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        assert answer(line).count(b"HTTP/1.1 200") == 10
+
+
 def test_without_the_key_nobody_comes_in() -> None:
     with running(api_key="s3cret") as server:
         basic = b64encode(b"any:s3cret").decode()
@@ -147,7 +224,7 @@ def test_a_client_that_resets_leaves_no_traceback(server, capfd: pytest.CaptureF
         b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n" % len(body)
     )
-    for sent in (head + body, head, head[:40]):
+    for sent in (head + body, head, head[:40], (head + body) * 9, GET * 16):
         line = opened(server)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         line.sendall(sent)

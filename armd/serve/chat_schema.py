@@ -17,7 +17,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Annotated[Text, Field(max_length=100)]
-    content: Text | Annotated[list[TextPart], Field(max_length=1000)]
+    content: Text | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
 
     @property
     def plain(self) -> dict[str, str]:
@@ -33,7 +33,7 @@ class ResponseFormat(Body):
 class ChatRequest(Asking):
     """As OpenAI's, with `streams`, `order`, `top_k`, `min_p` and `repetition_penalty` besides."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1000, fail_fast=True)]
     max_tokens: int | None = Field(
         None, ge=1, le=2**31, description="Left out, as many as fit; more are cut to that."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -73,8 +74,19 @@ def check(job: Serving) -> None:
         if value is not None and not low <= value <= high:
             flag = f"--{name.replace('_', '-')}"
             raise ArmdError(f"{flag} {value} must be between {low:,} and {high:,}")
-    if job.api_key is not None and not job.api_key.isascii():
-        raise ArmdError("--api-key must be of ASCII letters, so that a header can carry it")
+    key_of(job)
+
+
+def key_of(job: Serving) -> str | None:
+    """What clients must send, if anything. An empty key is a mistake, such as a variable that is
+    not set, and must not open the server to everybody."""
+    key = os.environ.get("ARMD_API_KEY") if job.api_key is None else job.api_key
+    if key is not None and not re.fullmatch(r"[!-~]+", key):
+        raise ArmdError(
+            "--api-key or ARMD_API_KEY must be one or more ASCII letters without spaces, so that "
+            "a header can carry it; leave it out to serve everybody"
+        )
+    return key
 
 
 def serve(job: Serving) -> None:
@@ -90,8 +102,7 @@ def serve(job: Serving) -> None:
         from .app import make_app
         from .connections import LimitedProtocol
 
-        key = job.api_key or os.environ.get("ARMD_API_KEY") or None
-        app = make_app(service, host=job.host, api_key=key)
+        app = make_app(service, host=job.host, api_key=key_of(job))
         if job.connections is not None:
             LimitedProtocol.limit = job.connections
         config = uvicorn.Config(
@@ -101,6 +112,7 @@ def serve(job: Serving) -> None:
             timeout_graceful_shutdown=int(job.grace) + 5,
             server_header=False,
             http=LimitedProtocol,
+            ws="none",  # whatever is installed: such connections would pass by the checks
         )
         port = opened.getsockname()[1]
         server = patient(service, job.grace, lambda: say(job, service, port))(config)
@@ -223,7 +235,7 @@ def say(job: Serving, service: Service, port: int) -> None:
     """Ready, and where."""
     from .security import LOOPBACK
 
-    if job.host not in LOOPBACK and not (job.api_key or os.environ.get("ARMD_API_KEY")):
+    if job.host not in LOOPBACK and key_of(job) is None:
         print(
             f"armd: warning: listening on {job.host} without --api-key: other machines can connect "
             "and use it",

@@ -1,5 +1,6 @@
-"""What a connection may take before its request is known: the size, the number and the time of its
-headers, and how many connections there are. uvicorn has no limits of these kinds."""
+"""What a connection may take: the size, the number and the time of its headers, the time of its
+body and of reading our answer, how many requests wait on it, and how many connections there are.
+uvicorn has no limits of these kinds."""
 
 import asyncio
 import resource
@@ -9,7 +10,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
 """Header lines of a request; bytes of its head; bytes of its URL."""
-HEAD_SECONDS = 10.0
+MOST_WAITING = 16
+"""Requests that a connection may send before the first of them is answered."""
+HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
+"""To send a head; a body, whether or not anybody wants it; to take what we have written."""
 MOST_CONNECTIONS = 1000
 OTHER_FILES = 64
 """Files that the process needs besides connections."""
@@ -27,9 +31,9 @@ def most_connections() -> int:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection whose heads are bounded in size and in time. Where there are too many, the one
-    that has owed its head for the longest time is closed, so that nobody is kept out by
-    connections that say nothing."""
+    """A connection whose requests are bounded in size, number and time. Where there are too many,
+    the one that has been of no use for the longest time is closed, so that nobody is kept out by
+    connections that say nothing, say it slowly, or do not listen."""
 
     limit = most_connections()
 
@@ -37,45 +41,82 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.in_head, self.head, self.completed = True, 0, False
         self.timer: asyncio.TimerHandle | None = None
-        self._expect_head()
-        if len(self.connections) > self.limit and not self._close_oldest():
+        self.unread: asyncio.TimerHandle | None = None
+        self.answered: Any = None
+        self.idle_since = self.loop.time()
+        self._expect(HEAD_SECONDS)
+        if len(self.connections) > self.limit and not self._close_idlest():
             transport.write(FULL)
             transport.close()
 
-    def _close_oldest(self) -> bool:
-        """Close the connection, besides this one, that has owed its head the longest."""
-        owing = [c for c in self.connections if c is not self and getattr(c, "timer", None)]
-        if not owing:
+    @property
+    def useful(self) -> bool:
+        """Whether a request came whole, and its answer is being made and read."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        return answering and self.in_head and not self.flow.write_paused
+
+    def _close_idlest(self) -> bool:
+        """Close the connection, besides this one, that has been of no use the longest."""
+        idle = [c for c in self.connections if c is not self and not getattr(c, "useful", True)]
+        if not idle:
             return False
-        oldest: Any = min(owing, key=lambda c: c.timer.when())  # type: ignore[union-attr]
-        oldest.forget_timer()
-        oldest.transport.abort()
-        self.connections.discard(oldest)
+        idlest: Any = min(idle, key=lambda c: c.idle_since)  # type: ignore[union-attr]
+        self.connections.discard(idlest)
+        idlest.hang_up()
         return True
 
-    def _expect_head(self) -> None:
+    def _expect(self, seconds: float) -> None:
+        """The rest of a head or of a body is to come within this time."""
         if self.timer is None:
-            self.timer = self.loop.call_later(HEAD_SECONDS, self._late)
+            self.timer = self.loop.call_later(seconds, self._late)
 
-    def forget_timer(self) -> None:
+    def _forget_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def _late(self) -> None:
         self.timer = None
-        if self.in_head and not self.transport.is_closing():
+        if self.useful:  # an empty line behind a request is no head that is owed
+            self._expect(HEAD_SECONDS)
+        else:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        self._forget_timer()
+        if not self.transport.is_closing():
             self.transport.abort()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.idle_since = self.loop.time()
+        self.unread = self.loop.call_later(READING_SECONDS, self.hang_up)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self.forget_timer()
+        self._forget_timer()
+        if self.unread is not None:
+            self.unread.cancel()
+        self.pipeline.clear()
+        if self.answered is not None:  # uvicorn tells the request that came last, not this one
+            self.answered.disconnected = True
+            self.answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         if self.in_head:
-            self._expect_head()
+            self._expect(HEAD_SECONDS)
         self.completed = False
         super().data_received(data)
         # where a message ended in these data, they were its body, too
@@ -96,10 +137,18 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self.in_head, self.head = False, 0
-        self.forget_timer()
+        self.in_head, self.head, self.idle_since = False, 0, self.loop.time()
+        self._forget_timer()
+        self._expect(BODY_SECONDS)
+        if len(self.pipeline) >= MOST_WAITING:
+            raise ValueError("too many requests wait for their answers")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        self._forget_timer()
         super().on_message_complete()
         self.in_head, self.head, self.completed = True, 0, True
+
+    def on_response_complete(self) -> None:
+        self.idle_since = self.loop.time()
+        super().on_response_complete()

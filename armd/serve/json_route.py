@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from .errors import UNREADABLE, Refusal
 
+MOST_FIELDS = 100
+
 
 class JsonRoute(APIRoute):
     """Its endpoint takes the body as a model and the request; what is no response yet, it sends as
@@ -36,7 +38,10 @@ def read(kind: Any, body: bytes) -> BaseModel:
         missing = {"type": "missing", "loc": ("body",), "msg": "Field required"}
         raise RequestValidationError([missing])
     try:
-        return kind.model_validate(json.loads(body))
+        found = json.loads(body)
+        if isinstance(found, dict) and len(found) > MOST_FIELDS:  # to name each would take long
+            raise Refusal(400, f"the body has more than {MOST_FIELDS} fields; send fewer")
+        return kind.model_validate(found)
     except json.JSONDecodeError as error:
         wrong = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([wrong]) from None

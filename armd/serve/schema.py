@@ -18,7 +18,8 @@ Text = Annotated[str, AfterValidator(_readable)]
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = list[Token]
+Tokens = Annotated[list[Token], Field(max_length=65536, fail_fast=True)]
+"""fail_fast: of a list of wrong entries the first is named; a list of all would take seconds."""
 OrderName = Literal["left_to_right", "strided", "random"]
 Streams = Annotated[int, Field(ge=1, le=1024)]
 
@@ -38,7 +39,7 @@ class Choosing(Body):
     min_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     streams: Streams = Field(1, description="Tokens drawn in one call of the model.")
-    order: OrderName | list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
+    order: OrderName | Tokens | None = Field(
         None,
         description="Of the new tokens: strided runs (left to right for one stream), random, or "
         "their numbers from 0, in the order in which to draw them, `streams` a call.",
@@ -58,7 +59,9 @@ class Asking(Choosing):
     n: int | None = Field(1, ge=1, le=64)
     stop: (
         Annotated[Text, Field(max_length=200)]
-        | Annotated[list[Annotated[Text, Field(max_length=200)]], Field(max_length=16)]
+        | Annotated[
+            list[Annotated[Text, Field(max_length=200)]], Field(max_length=16, fail_fast=True)
+        ]
         | None
     ) = None
     stream: bool | None = False
@@ -74,12 +77,9 @@ class CompletionRequest(Asking):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=64)]
-        | Annotated[list[Token], Field(max_length=65536)]
-        | Annotated[
-            list[Annotated[list[Token], Field(max_length=65536)]],
-            Field(min_length=1, max_length=64),
-        ]
+        | Annotated[list[Text], Field(min_length=1, max_length=64, fail_fast=True)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1, max_length=64, fail_fast=True)]
         | None
     ) = ""
     suffix: Text | None = Field(None, description="What stands behind the text to be written.")
@@ -139,10 +139,12 @@ class InfillRequest(Choosing):
     blank: Text | None = Field(None, min_length=1, max_length=50, description="Another mark.")
     blank_length: (
         Annotated[int, Field(ge=1, le=2**31)]
-        | Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=1024)]
+        | Annotated[
+            list[Annotated[int, Field(ge=1, le=2**31)]], Field(max_length=1024, fail_fast=True)
+        ]
     ) = Field(8, description="Tokens of a blank: one number for all, or one for each.")
-    tokens: Annotated[Tokens, Field(max_length=65536)] | None = None
-    known: Annotated[list[bool], Field(max_length=65536)] | None = None
+    tokens: Tokens | None = None
+    known: Annotated[list[bool], Field(max_length=65536, fail_fast=True)] | None = None
     prompt: Text | None = None
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     rivals: int = Field(
@@ -205,8 +207,8 @@ class Infilled(BaseModel):
 
 
 class GivenOrder(Body):
-    position: Annotated[list[int], Field(max_length=65536)]
-    block: Annotated[list[int], Field(max_length=65536)]
+    position: Annotated[list[int], Field(max_length=65536, fail_fast=True)]
+    block: Annotated[list[int], Field(max_length=65536, fail_fast=True)]
 
 
 class ScoreRequest(Body):
@@ -214,7 +216,7 @@ class ScoreRequest(Body):
 
     model: Text | None = Field(None, max_length=1000)
     text: Text | None = None
-    tokens: Annotated[Tokens, Field(max_length=65536)] | None = None
+    tokens: Tokens | None = None
     order: OrderName | GivenOrder = "left_to_right"
     streams: Streams = 1
     seed: Seed | None = None
@@ -237,7 +239,7 @@ class OrderRequest(Body):
     streams: Streams = 1
     steps: int = Field(8, ge=1, le=4096)
     rho: int = Field(0, ge=0, le=512)
-    known: Annotated[list[bool], Field(max_length=512)] | None = None
+    known: Annotated[list[bool], Field(max_length=512, fail_fast=True)] | None = None
     seed: Seed | None = None
 
 
