@@ -38,7 +38,9 @@ def as_query(model: armd.ArmdLM, query: str, **changes: Any) -> armd.ArmdLM:
 
 
 @pytest.mark.parametrize("n", [1, 2, 33])
-@pytest.mark.parametrize("features", [{}, REAL | {"right_bias": True}], ids=["plain", "real"])
+@pytest.mark.parametrize(
+    "features", [{}, REAL | {"right_bias": True, "right_offset": 5}], ids=["plain", "real"]
+)
 def test_left_to_right_it_is_the_shifted_query_bit_for_bit(
     n: int, features: dict[str, Any]
 ) -> None:
@@ -61,8 +63,14 @@ def test_shared_rows_equal_all_rows(case: Case) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "features",
-    [{"right_bias": True}, REAL, REAL | {"right_bias": True}],
-    ids=["bias", "real", "both"],
+    [
+        {"right_bias": True},
+        REAL,
+        REAL | {"right_bias": True},
+        {"right_offset": 16},
+        REAL | {"right_bias": True, "right_offset": 4},
+    ],
+    ids=["bias", "real", "both", "offset", "all"],
 )
 def test_shared_rows_equal_all_rows_in_networks_of_all_kinds(
     kind: str, features: dict[str, Any]
@@ -72,7 +80,16 @@ def test_shared_rows_equal_all_rows_in_networks_of_all_kinds(
 
 def test_a_batch_of_unlike_orders_equals_each_alone() -> None:
     """Texts with few extra rows are filled up, and nothing reads what fills them."""
-    case = case_of("left to right", 12, 5, double=True, batch=4, query="neighbor", right_bias=True)
+    case = case_of(
+        "left to right",
+        12,
+        5,
+        double=True,
+        batch=4,
+        query="neighbor",
+        right_bias=True,
+        right_offset=7,
+    )
     orders = [
         armd.order.left_to_right(12),
         armd.order.strided(12, 3),

@@ -26,8 +26,11 @@ COUNTS = (
     *("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"),
 )
 MOST, MOST_LAYERS = 1 << 24, 1 << 12
-RIGHT_BIAS = -3.5
-"""Where the bias on keys to the right starts: untrained streams of 1,024 tokens are best there."""
+RIGHT_OFFSET = 1024
+"""How far to the left keys on the right are moved: untrained streams of 1,024 tokens are best so,
+with 2,048 a little worse, and where the keys stand far worse."""
+RIGHT_BIAS = 0.0
+"""Where the bias on such keys starts; where they are not moved, -3.5 is best."""
 _WHY_NOT = {
     "mixtral": "a mixture of experts",
     "qwen2_moe": "a mixture of experts",
@@ -156,6 +159,7 @@ def config_for(source: str, facts: Mapping[str, Any], max_length: int | None) ->
         raise ArmdError(f"--max-length {max_length} must be between 1 and the source's {longest}")
     more: dict[str, Any] = {"rope_base": base, "rope_llama3": scaling, "right_bias": True}
     fields["max_length"] = max_length or longest
+    fields["right_offset"] = min(RIGHT_OFFSET, fields["max_length"])
     return ArmdConfig(query="neighbor", dropout=0.0, **fields, **more)
 
 

@@ -17,9 +17,9 @@ from math import prod
 import torch
 
 from ..model.layers import Mask, attention, bool_mask, rope_cos_sin
-from ..model.limited_attention import limit_mask
+from ..model.limited_attention import RightKeys, limit_mask
 from ..model.modeling_armd import ArmdLM
-from ..model.shapes import Bool, Float, Int, Tensor
+from ..model.shapes import Float, Int, Tensor
 from ..native.huge_pages import PAGE, Arena
 
 
@@ -106,8 +106,8 @@ class CacheWindow:
     """How many slots each row sees; None: all that are written."""
     keep: Int[Tensor, "b q"] | None = None
     """The rows that leave the last of these layers; None: all."""
-    right: Bool[Tensor, "b r s"] | None = None
-    """Which keys stand to the right of each row, if a bias is added there."""
+    right: RightKeys | None = None
+    """Which keys stand to the right of each row, if they are treated apart."""
 
     @property
     def length(self) -> int:
@@ -127,9 +127,11 @@ class CacheWindow:
         return self._mask((torch.arange(len(keep), device=keep.device)[:, None], keep))
 
     def _mask(self, rows: slice | tuple[Tensor, Tensor]) -> Mask:
-        limit, right = (t if t is None else t[rows] for t in (self.limit, self.right))
-        if right is not None:
-            every = torch.full_like(right[..., 0], self.length, dtype=torch.long)
+        limit = None if self.limit is None else self.limit[rows]
+        if self.right is not None:
+            times = self.right.times[rows]
+            every = torch.full_like(times[..., 0], self.length, dtype=torch.long)
+            right = RightKeys(times, self.right.turns)
             return limit_mask(every if limit is None else limit, self.length, right)
         return "all" if limit is None else bool_mask(limit, self.length)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..model.layers import right_keys
 from ..model.modeling_armd import ArmdLM
 from ..model.prefix import append_to_state, prefix_sums_in_blocks
 from ..model.shapes import Float, Int, Tensor
@@ -89,9 +90,10 @@ class GroupRows:
             every = torch.full_like(self.queries.at, self.length)
             strict = self.limits[1] if self.aggregates else every
             limit = torch.cat([self.limits[0], strict], 1)
-        if self.model.config.right_bias:
+        config = self.model.config
+        if config.right_bias or config.right_offset:
             keys = ([0, *(p + 1 for p in s.plan.position[: self.length - 1])] for s in self.group)
-            right = self._table(keys)[:, None] > at[..., None]
+            right = right_keys(at, self._table(keys), config)
         n_kv, keep = self.length - self.start, self.queries.keep
         return CacheWindow(self.cache, at.shape[1], n_kv, self.start, limit, keep, right)
 

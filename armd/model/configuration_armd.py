@@ -57,6 +57,10 @@ class ArmdConfig(PreTrainedConfig):
     right_bias: bool = False
     """With query "neighbor": a learned number for each layer and head, added to attention scores of
     keys whose position is to the right of the query's. Left to right there are none."""
+    right_offset: int = 0
+    """With query "neighbor": keys to the right of a row are read as if they stood so many positions
+    further left, as text before it; those even further right, as often as it takes. 0: where they
+    stand."""
     rope_base: float = 10000.0
     rope_llama3: dict[str, float] | None = None
     """Scaling of RoPE as in Llama 3: factor, low_freq_factor, high_freq_factor and
@@ -132,6 +136,15 @@ class ArmdConfig(PreTrainedConfig):
             raise ArmdError(f"no query '{self.query}'; use one of {', '.join(QUERIES)}")
         if self.right_bias and self.query not in ("neighbor", "shift"):
             raise ArmdError(f"right_bias needs query 'neighbor', not '{self.query}'; leave it out")
+        if self.right_offset and self.query not in ("neighbor", "shift"):
+            raise ArmdError(
+                f"right_offset needs query 'neighbor', not '{self.query}'; leave it out"
+            )
+        if not 0 <= self.right_offset <= self.max_length:
+            raise ArmdError(
+                f"right_offset {self.right_offset} must be between 0 and max_length "
+                f"{self.max_length}"
+            )
         if self.rope_llama3 is not None and not set(LLAMA3) <= set(self.rope_llama3):
             raise ArmdError(f"rope_llama3 must have the keys {', '.join(LLAMA3)}")
         if not 0 <= self.dropout < 1:

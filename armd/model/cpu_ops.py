@@ -116,7 +116,7 @@ class Dropout(nn.Dropout):
 
 
 def apply_rope(
-    x: Float[Tensor, "b n h e"], rope: Float[Tensor, "b2 n half 2"]
+    x: Float[Tensor, "b n h e"], rope: Float[Tensor, "#b #n half 2"]
 ) -> Float[Tensor, "b n h e"]:
     """Rotate each pair of channels; scores then depend on the distance of true positions alone."""
     pairs = x.unflatten(-1, (-1, 2))

@@ -10,18 +10,16 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm, apply_rope, swiglu
-from .limited_attention import LimitMask, attend, limit_mask, scores_mask
+from .limited_attention import LimitMask, RightKeys, attend, limit_mask, moved_keys
 from .shapes import Bool, Float, Int, Tensor
 
 Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | LimitMask | Literal["all"] | None
 
 
-def mask_from_limit(
-    limit: Int[Tensor, "b n"], keys: int, right: Bool[Tensor, "b n m"] | None = None
-) -> Mask:
+def mask_from_limit(limit: Int[Tensor, "b n"], keys: int, right: RightKeys | None = None) -> Mask:
     """Row k sees keys 0..limit_k - 1. In generation order every mask of the paper is of this form,
     because what a row may see (blocks before its own, or up to its own) is always a prefix.
-    `right`: where a key stands to the right of a row, if a bias is added there."""
+    `right`: which keys stand to the right of a row, if they are treated apart."""
     if limit.device.type != "cuda" or right is not None:
         return limit_mask(limit, keys, right)
 
@@ -67,13 +65,27 @@ def attention(
 def _limited(
     q: Tensor, k: Tensor, v: Tensor, mask: LimitMask, bias: Tensor | None
 ) -> Float[Tensor, "b h n e"]:
-    bias = None if mask.right is None else bias
     if q.device.type == "cpu" and not torch.compiler.is_compiling():
-        return attend(q, k, v, mask, bias)
-    if bias is None:
+        return attend(q, k, v, mask, None if mask.right is None else bias)
+    if mask.right is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense())
-    added = scores_mask(mask, slice(None), mask.keys, bias, q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=added)
+    k, v, added = moved_keys(k.transpose(1, 2), v.transpose(1, 2), mask, bias)
+    return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=added)
+
+
+def right_keys(
+    rows_at: Int[Tensor, "b n"], keys_at: Int[Tensor, "b m"], config: ArmdConfig
+) -> RightKeys | None:
+    """Which keys stand to the right of each row, by their RoPE positions, if the model treats them
+    apart: with `right_offset` they are read as if they stood before it."""
+    if not (config.right_bias or config.right_offset):
+        return None
+    distance = keys_at[:, None] - rows_at[..., None]
+    if not config.right_offset:
+        return RightKeys((distance > 0).to(torch.uint8), None)
+    times = distance.clamp(min=0).add(config.right_offset - 1) // config.right_offset
+    moves = torch.arange(1, int(times.max()) + 1, device=times.device) * config.right_offset
+    return RightKeys(times.to(torch.uint8), rope_cos_sin(moves[None], config)[0])
 
 
 def rope_cos_sin(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .attention_inputs import AttentionInputs, block_limits, context_position
 from .configuration_armd import ArmdConfig
-from .layers import Mask, mask_from_limit, rope_cos_sin
+from .layers import Mask, mask_from_limit, right_keys, rope_cos_sin
 from .order import Order
 from .shapes import Bool, Float, Int, Tensor
 
@@ -107,10 +107,7 @@ def neighbor_inputs(
     context_rope = rope_cos_sin(position, config).to(dtype)
     if extra is None:
         return AttentionInputs(context_rope, context_rope, limit=None)
-    right = right_of_extra = None
-    if config.right_bias:
-        right = position[:, None] > position[..., None]
-        right_of_extra = position[:, None] > extra.position[..., None]
+    right, right_of_extra = (right_keys(at, position, config) for at in (position, extra.position))
     context: Mask = None
     if right is not None or not order.single_token_blocks:
         context = mask_from_limit(block_limits(order)[1], n, right)

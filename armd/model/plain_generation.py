@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
-from .layers import Layer, attention, rope_cos_sin
+from .layers import Layer, attention, right_keys, rope_cos_sin
 from .limited_attention import limit_mask
 from .order import Order, infill
 from .padding import checked
@@ -215,9 +215,7 @@ class PlainCache:
         if old is not None:
             key, value = torch.cat([old[0], key], 1), torch.cat([old[1], value], 1)
         self.pairs[index] = (key, value)
-        right = None
-        if layer.right_bias is not None:
-            right = (torch.tensor(self.at, device=at.device) > at[:, None])[None]
+        right = right_keys(at[None], torch.tensor([self.at], device=at.device), self.config)
         mask = limit_mask(torch.tensor([limit], device=at.device), key.shape[1], right)
         seen = attention(layer.queries(normed, rope), key, value, mask, layer.right_bias)
         return layer.project_and_mlp(rows, seen)

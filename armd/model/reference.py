@@ -52,15 +52,14 @@ def logits_of_one(
     for number in range(config.n_two_stream):
         layer = Equations(weights, config, number)
         K, V = layer.keys_values(X, x_position)
-        right_of_x, right_of_g = (layer.right(p, x_position) for p in (x_position, g_position))
         X, G = (
-            layer.update(X, layer.queries(X, x_position), K, V, causal + right_of_x),
-            layer.update(G, layer.queries(G, g_position), K, V, strict + right_of_g),
+            layer.update(X, layer.scores(X, x_position, K, x_position), V, causal),
+            layer.update(G, layer.scores(G, g_position, K, x_position), V, strict),
         )
     for number in range(config.n_two_stream, config.n_layers):
         layer = Equations(weights, config, number)
         K, V = layer.keys_values(G, g_position)
-        G = layer.update(G, layer.queries(G, g_position), K, V, above)
+        G = layer.update(G, layer.scores(G, g_position, K, g_position), V, above)
     head = embedding if config.tie_word_embeddings else weights["head.weight"]
     return rms_norm(G, weights["norm.weight"], config.norm_eps) @ head.T
 
@@ -139,18 +138,32 @@ class Equations:
     def bias(self, name: str) -> Tensor:
         return self.w.get(f"{name}.bias", torch.zeros(len(self.w[name])).to(self.w[name]))
 
-    def right(self, of_rows: list[int], of_keys: list[int]) -> Tensor:
-        """The bias of each head on keys to the right of a row; 0 without one."""
-        if "right_bias" not in self.w:
-            return torch.zeros(())
-        right = torch.tensor([[float(i > n) for i in of_keys] for n in of_rows])
-        return self.w["right_bias"][:, None, None] * right.to(self.w["right_bias"])
+    def scores(
+        self, rows: Tensor, of_rows: list[int], K: Tensor, of_keys: list[int]
+    ) -> Float[Tensor, "h n m"]:
+        """Q K^T / sqrt(e). Keys to the right of a row get the bias of each head, and are read as if
+        the row stood to the right of them: by the offset, or as many of it as that takes."""
+        Q, config = self.queries(rows, of_rows), self.config
+        scores = Q @ K.transpose(1, 2) / sqrt(config.d_head)
+        if not config.right_offset and "right_bias" not in self.w:
+            return scores
+        for n, at in enumerate(of_rows):
+            for i, key_at in enumerate(of_keys):
+                if key_at <= at:
+                    continue
+                if config.right_offset:
+                    further = at
+                    while further < key_at:
+                        further += config.right_offset
+                    q = self.queries(rows[n : n + 1], [further])[:, 0]
+                    scores[:, n, i] = (q * K[:, i]).sum(-1) / sqrt(config.d_head)
+                if "right_bias" in self.w:
+                    scores[:, n, i] = scores[:, n, i] + self.w["right_bias"]
+        return scores
 
-    def update(
-        self, rows: Tensor, Q: Tensor, K: Tensor, V: Tensor, M: Tensor
-    ) -> Float[Tensor, "n d"]:
+    def update(self, rows: Tensor, scores: Tensor, V: Tensor, M: Tensor) -> Float[Tensor, "n d"]:
         """Attn(Q, K, V; M) = Softmax(Q K^T / sqrt(e) + M) V (eqs. attn_c and attn_sc)."""
-        scores = Q @ K.transpose(1, 2) / sqrt(self.config.d_head) + M.to(Q)
+        scores = scores + M.to(scores)
         seen = torch.softmax(scores, -1) @ V
         rows = rows + torch.cat(list(seen), -1) @ self.w["out"].T
         hidden = rms_norm(rows, self.w["mlp_norm"], self.config.norm_eps)

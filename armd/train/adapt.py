@@ -91,7 +91,10 @@ class AdaptTrainer(Trainer):
             weight, text = weight * (right > 0), torch.ones_like(weight)
         else:
             close = (right > 0) & (right <= CLOSE)
-            text = close.to(rows.dtype).clamp(min=1 - self.recipe.adapt.distill)
+            share = (right > 0) * self.recipe.adapt.right_text
+            text = (
+                share.to(rows.dtype).masked_fill(close, 1).clamp(min=1 - self.recipe.adapt.distill)
+            )
         source = None
         if bool((text < 1).any()):
             source = self._source_rows(tokens, position, self._cut(stage, labels))

@@ -42,6 +42,9 @@ class Adapting:
     distill: float = 1.0
     """Share of the loss that is the distance to the source's own left-to-right distribution; the
     rest is the text's next token. Next to known text on the right, and in blanks, always that."""
+    right_text: float = 0.3
+    """Of tokens with known text on their right, the share of the loss that is the text's next
+    token: the source has not seen that side."""
     ahead: bool = False
     """The source, which reads left to right alone, reads some of the later streams first: so its
     distribution for the earlier ones knows the right side, as ours does. One more of its passes."""
@@ -105,6 +108,7 @@ def recipe_of(job: Adapting) -> Recipe:
         alpha=job.alpha,
         full=job.full,
         distill=job.distill,
+        right_text=job.right_text,
         ahead=job.ahead,
         half=job.half,
     )
@@ -150,8 +154,10 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     for name in ("rank", "alpha", "length"):
         if not 1 <= getattr(job, name) <= MOST:
             raise ArmdError(f"--{name} {getattr(job, name)} must be between 1 and {MOST}")
-    if job.steps < 0 or not 0 <= job.distill <= 1:
-        raise ArmdError("--steps must be at least 0 and --distill a share between 0 and 1")
+    if job.steps < 0 or not 0 <= job.distill <= 1 or not 0 <= job.right_text <= 1:
+        raise ArmdError(
+            "--steps must be at least 0, --distill and --right-text shares between 0 and 1"
+        )
     base = model_folder(job.model)
     kind, _ = saved_kind(base)
     if kind != "armd":

@@ -175,6 +175,8 @@ class Adaptation:
     """All weights learn, not adapters."""
     distill: float = 1.0
     """Share of the loss that is the distance to the source's left-to-right distribution."""
+    right_text: float = 0.0
+    """Share of the text's own next token where text on the right is known."""
     ahead: bool = False
     """In streams, the source reads some of the later ones first, and so knows the right side."""
     half: bool = True
