@@ -14,10 +14,22 @@ typedef struct {
     long rows, heads, kv_heads, length;
     const long *visible;     /* (rows): how many slots each row attends to */
     const float *right_bias; /* (heads): added to scores of keys to the right of the row; or NULL */
-    const long *row_at;      /* (rows): RoPE position of each row; needed for right_bias alone */
+    long right_offset;       /* how far such keys are moved to the left, or 0 */
+    const float *rope;       /* of all positions, (positions, width); needed for right_offset alone */
+    const long *row_at;      /* (rows): RoPE position of each row; needed for both of these */
     const long *position;    /* token k is at RoPE position position[k] + 1 ... */
     long bos_slots;          /* ... and in slot k + bos_slots; BOS, at position 0, is before them */
 } attention_input;
+
+/* Rotate each pair of channels of one row. */
+static void apply_rope(const float *x, const float *rope, long heads, long width, float *out) {
+    for (long h = 0; h < heads; h++, x += width, out += width)
+        for (long i = 0; i < width; i += 2) {
+            const float a = x[i], b = x[i + 1], cosine = rope[i], sine = rope[i + 1];
+            out[i] = a * cosine - b * sine;
+            out[i + 1] = a * sine + b * cosine;
+        }
+}
 
 /* Scores of eight keys against one query; with 512-bit vectors against two, which share the keys. */
 INLINE void dots(const float *q, const float *const key[8], const long width, float scale,
@@ -90,18 +102,61 @@ INLINE void score(const attention_input *a, const char *keys, const char *values
         }
 }
 
-/* Add right_bias to the scores of all keys whose RoPE position is greater than the row's. */
-static void add_right_bias(const attention_input *a, long first, long slots, float *scores) {
-    for (long r = 0; r < a->rows; r++) {
-        float right[CHUNK] = {0};
+/* How often each key of a chunk is moved to the left until it stands before a row: 0 for keys that do;
+ * the largest of these numbers. */
+static long count_moves(const attention_input *a, long at, long first, long slots, long *times) {
+    const long offset = a->right_offset;
+    long most = 0;
+    for (long s = 0; s < slots; s++) {
+        const long token = first + s - a->bos_slots;
+        const long right = token < 0 ? 0 : a->position[token] + 1 - at;
+        times[s] = right <= 0 ? 0 : offset ? (right + offset - 1) / offset : 1;
+        most = times[s] > most ? times[s] : most;
+    }
+    return most;
+}
+
+/* Scores of the keys that are moved `move` times, of one row and head: RoPE knows distances alone, so
+ * the row is moved to the right instead. */
+INLINE void score_moved(const attention_input *a, const float *query, const char *keys, long head,
+                        const long width, const int bf16, long slots, long move, const long *times,
+                        float *scores) {
+    float turned[MAX_WIDTH] ALIGNED, wide[8 * MAX_WIDTH] ALIGNED, found[8] ALIGNED;
+    const long size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    apply_rope(query, a->rope + move * a->right_offset * width, 1, width, turned);
+    for (long s = 0; s < slots; s += 8) {
+        const float *key[8];
         int any = 0;
-        for (long s = 0; s < slots; s++) {
-            const long token = first + s - a->bos_slots;
-            if (token >= 0 && a->position[token] + 1 > a->row_at[r]) right[s] = 1, any = 1;
+        for (long j = 0; j < 8 && s + j < slots; j++) any |= times[s + j] == move;
+        if (!any) continue;
+        for (long j = 0; j < 8; j++) {
+            const long slot = s + j < slots ? s + j : slots - 1;
+            const char *at = keys + (slot * a->kv_heads + head) * width * size;
+            if (bf16) widen_bf16((const uint16_t *)at, width, wide + j * width);
+            key[j] = bf16 ? wide + j * width : (const float *)at;
         }
-        for (long h = 0; h < a->heads && any; h++) {
-            float *row = scores + (r * a->heads + h) * CHUNK;
-            for (long s = 0; s < slots; s++) row[s] += right[s] * a->right_bias[h];
+        dots(turned, key, width, 1 / sqrtf(width), found);
+        for (long j = 0; j < 8 && s + j < slots; j++)
+            if (times[s + j] == move) scores[s + j] = found[j];
+    }
+}
+
+/* Mend the scores of all keys whose RoPE position is greater than the row's: as if they were moved to
+ * the left, and with the bias. */
+INLINE void score_right(const attention_input *a, const char *keys, const long width, const int bf16,
+                        long first, long slots, float *scores) {
+    const long group = a->heads / a->kv_heads;
+    for (long r = 0; r < a->rows; r++) {
+        long times[CHUNK];
+        const long most = count_moves(a, a->row_at[r], first, slots, times);
+        for (long h = 0; h < a->heads && most; h++) {
+            const long cell = r * a->heads + h;
+            float *row = scores + cell * CHUNK;
+            for (long move = 1; move <= most && a->right_offset; move++)
+                score_moved(a, a->query + cell * width, keys, h / group, width, bf16, slots, move,
+                            times, row);
+            for (long s = 0; s < slots && a->right_bias; s++)
+                if (times[s]) row[s] += a->right_bias[h];
         }
     }
 }
@@ -158,7 +213,8 @@ INLINE void attend(const attention_input *a, const long width, const int bf16, l
     const long stride = bf16 ? width : row;
     float wide[CHUNK * MAX_WIDTH] ALIGNED;
     score(a, keys, values, width, bf16, slots, scores);
-    if (a->right_bias) add_right_bias(a, first, slots, scores);
+    if (a->right_bias || a->right_offset)
+        score_right(a, keys, width, bf16, first, slots, scores);
     for (long h = 0; h < a->kv_heads; h++) {
         const float *value = bf16 ? wide : (const float *)values + h * width;
         for (long s = 0; s < slots && bf16; s++)

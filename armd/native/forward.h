@@ -16,6 +16,7 @@ typedef struct {
     matrix head, tokens;
     const float *unknown, *gate; /* of NEIGHBOR alone: (d) and (1) */
     float init_std;
+    long right_offset; /* as in attention.h */
 } network;
 
 /* The rows of one sequence: `n_context` context rows, then `n_query` query rows. "low" are the

@@ -69,16 +69,6 @@ static void share_norm(const plan *p, const layer *l, const float *rows, float *
     }
 }
 
-/* Rotate each pair of channels of one row. */
-static void apply_rope(const float *x, const float *rope, long heads, long width, float *out) {
-    for (long h = 0; h < heads; h++, x += width, out += width)
-        for (long i = 0; i < width; i += 2) {
-            const float a = x[i], b = x[i + 1], cosine = rope[i], sine = rope[i + 1];
-            out[i] = a * cosine - b * sine;
-            out[i + 1] = a * sine + b * cosine;
-        }
-}
-
 static void add_bias(float *row, const float *bias, long width) {
     for (long i = 0; i < width && bias; i++) row[i] += bias[i];
 }
@@ -124,7 +114,8 @@ static void share_attention(const plan *p, const layer *l, long index, const flo
         const attention_input a = {
             query + s->first_out * heads * width, s->keys[index], s->values[index],
             s->n_out, heads, l->kv_heads, s->length, p->visible + s->first_out,
-            l->right_bias, p->out_at + s->first_out, s->position, s->bos_slots};
+            l->right_bias, s->right_offset, s->rope, p->out_at + s->first_out, s->position,
+            s->bos_slots};
         attend_chunk(&a, width, s->bf16, c * CHUNK, scores + cell * CHUNK, parts + cell * part);
     }
 #pragma omp for schedule(static)

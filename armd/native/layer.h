@@ -21,8 +21,9 @@ typedef struct {
     long n_rows, n_kv, start, length;
     const long *wanted; /* (n_wanted): the rows that leave the last layer, or NULL: all rows */
     long n_wanted;
-    const long *row_at, *position; /* for right_bias, as in attention.h */
-    long bos_slots;
+    const long *row_at, *position; /* for keys to the right, as in attention.h */
+    long bos_slots, right_offset;
+    const float *rope; /* of all positions; for right_offset */
     long bf16; /* the cache has bf16 numbers, not floats */
     /* offsets of this sequence in the buffers of the pass; run_layers sets them */
     long first_row, first_out, first_chunk, first_cell, n_out;

@@ -70,7 +70,8 @@ static void append_row(row_buffers *b, const network *net, const sequence *s, lo
     b->row_at[b->n_rows] = at, b->visible[b->n_rows++] = visible;
 }
 
-static void gather_rows(row_buffers *b, const network *net, const sequence *s, long i) {
+static void gather_rows(row_buffers *b, const network *net, const sequence *s, const float *rope,
+                        long i) {
     const long start = first_slot(s), length = slots_used(s);
     const long there = s->step_ends[s->step], drawn = tokens_drawn(s), first = b->n_rows;
     for (long slot = start; slot < length; slot++)
@@ -92,7 +93,7 @@ static void gather_rows(row_buffers *b, const network *net, const sequence *s, l
         .n_rows = b->n_rows - first, .n_kv = length - start, .start = start, .length = length,
         .wanted = b->wanted + b->n_wanted - drawn, .n_wanted = drawn,
         .row_at = b->row_at + first, .position = s->position, .bos_slots = 1,
-        .bf16 = s->bf16_cache};
+        .right_offset = net->right_offset, .rope = rope, .bf16 = s->bf16_cache};
 }
 
 /* Bring the prefix state of a sequence up to date, and add the prefix sums of its `count` rows without
@@ -149,7 +150,7 @@ int one_stream_pass(const network *net, sequence *const *sequences, long count, 
     const long d = net->layers->query.depth, width = net->layers->width;
     row_buffers b;
     if (alloc(&b, sequences, count, d, width)) return -1;
-    for (long i = 0; i < count; i++) gather_rows(&b, net, sequences[i], i);
+    for (long i = 0; i < count; i++) gather_rows(&b, net, sequences[i], rope, i);
     if (b.n_unknown) fill_unknown(&b, net, sequences, count, code);
     for (long i = 0; i < b.n_rows; i++)
         memcpy(b.rope + i * width, rope + b.row_at[i] * width, sizeof(float) * width);

@@ -8,7 +8,6 @@ without going back to torch: of a layer (layer.c), of a whole pass (forward.c).
 
 import copy
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_long
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -25,9 +24,11 @@ from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoS
 from .huge_pages import Arena
 from .library import library
 from .linear import BITS, PackedEmbedding, SkinnyLinear
-from .structs import LayerWeights, Matrix, NetworkWeights, SequenceRows, SequenceRowsFields
+from .structs import LayerWeights, Matrix, NetworkWeights
 
 WEIGHTS = ("plain", "fp32", "int8", "bf16", "q8", "q4")
+MAX_HEAD = 256
+"""MAX_WIDTH of attention.h."""
 CACHES = ("fp32", "bf16")
 """Formats of keys and values."""
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
@@ -43,8 +44,8 @@ class FastLayer(Layer):
     def fits(self) -> bool:
         """Its widths are whole vectors of eight; what others need is left to torch."""
         query, ff = cast(SkinnyLinear, self.query), cast(SkinnyLinear, self.down).depth
-        widths = (query.depth, query.outputs // self.heads, ff)
-        return all(width % 8 == 0 for width in widths)
+        widths = (query.depth, head := query.outputs // self.heads, ff)
+        return all(width % 8 == 0 for width in widths) and head <= MAX_HEAD
 
     def parts(self) -> list[int]:
         """Where its weights are. Asked for in every pass, so past nn.Module's slow attributes."""
@@ -79,33 +80,6 @@ def addressed(module: nn.Module, parts: list[int], make: Callable[[], Any]) -> A
 
 def addresses_of(layers: Sequence[FastLayer]) -> Any:
     return (LayerWeights * len(layers))(*(layer.address() for layer in layers))
-
-
-def through(
-    layers: Sequence[FastLayer],
-    rows: Float[Tensor, "1 n d"],
-    turn: Float[Tensor, "1 n half 2"],
-    texts: Sequence[SequenceRowsFields],
-    *,
-    last: bool = False,
-) -> Float[Tensor, "1 k d"]:
-    """Rows of a decoding pass through some layers, text by text: of each text the first leave keys
-    and values in its cache, then all see it. With `last`, those that left keys end at the last of
-    these layers."""
-    rows, turn = rows.contiguous(), turn.contiguous()
-    left = sum(text[5] for text in texts) if last else 0
-    out = rows.new_empty(1, rows.shape[1] - left, rows.shape[2])
-    sequences = (SequenceRows * len(texts))(*texts)
-    kept = [(c_long * (t.n_rows - t.n_kv))(*range(t.n_kv, t.n_rows)) for t in sequences]
-    for text, wanted in zip(sequences, kept, strict=True):
-        if last:
-            text.wanted, text.n_wanted = addressof(wanted), len(wanted)
-    ends = (tensor.data_ptr() for tensor in (rows, turn, out))
-    parts = [part for layer in layers for part in layer.parts()]
-    weights = addressed(layers[0], parts, lambda: addresses_of(layers))
-    if library().run_layers(weights, len(layers), sequences, len(texts), *ends):
-        raise MemoryError("no memory for a decoding pass")
-    return out
 
 
 class FastTwoStreamLayer(FastLayer, TwoStreamLayer): ...
@@ -171,7 +145,8 @@ class FastLM(ArmdLM):
         tokens = Matrix()
         if isinstance(self.embedding, PackedEmbedding):
             embedding, tokens = None, self.embedding.source.address()
-        return NetworkWeights(*start, embedding, bos, head, tokens, *neighbor, config.init_std)
+        end = (*neighbor, config.init_std, config.right_offset)
+        return NetworkWeights(*start, embedding, bos, head, tokens, *end)
 
     def logits(self, rows: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return self.head(rows)

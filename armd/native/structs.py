@@ -39,25 +39,6 @@ class LayerWeights(ctypes.Structure):
     )
 
 
-class SequenceRows(ctypes.Structure):
-    """`sequence_rows` of layer.h; layer.c sets the last five fields in a copy of its own."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "slot_mapping", "visible")),
-        *((name, c_long) for name in ("n_rows", "n_kv", "start", "length")),
-        ("wanted", c_void_p),
-        ("n_wanted", c_long),
-        *((name, c_void_p) for name in ("row_at", "position")),
-        *((name, c_long) for name in ("bos_slots", "bf16")),
-        *((name, c_long) for name in ("first_row", "first_out", "first_chunk")),
-        *((name, c_long) for name in ("first_cell", "n_out")),
-    )
-
-
-SequenceRowsFields = tuple[int, int, int | None, int | None, int, int, int, int]
-"""The fields of SequenceRows that Python fills in."""
-
-
 class NetworkWeights(ctypes.Structure):
     """`network` of forward.h."""
 
@@ -77,6 +58,7 @@ class NetworkWeights(ctypes.Structure):
         ("unknown", c_void_p),
         ("gate", c_void_p),
         ("init_std", c_float),
+        ("right_offset", c_long),
     )
 
 
@@ -124,9 +106,6 @@ def declare(library: Any) -> Any:
     library.search_scales.restype = None
     library.weight_row.argtypes = [POINTER(Matrix), c_long, c_long, c_long, pointer]
     library.weight_row.restype = None
-    layers, sequences = [POINTER(LayerWeights), c_long], [POINTER(SequenceRows), c_long]
-    library.run_layers.argtypes = [*layers, *sequences, *[pointer] * 3]
-    library.run_layers.restype = c_int
     rows = [pointer, pointer, pointer, POINTER(NativeSampling)]
     library.sample_rows.argtypes = [*rows, pointer, c_long, c_long, pointer, pointer]
     library.sample_rows.restype = c_int
