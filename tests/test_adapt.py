@@ -15,9 +15,10 @@ from convert_help import WORDS, source_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from armd import order as orders  # noqa: E402
-from armd.convert.adapter import Merging, apply_adapter  # noqa: E402
+from armd.convert.adapter import FACTS, Merging, apply_adapter, right_offset_of  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.model.configuration_armd import ArmdConfig  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
 from armd.runtime.atomic_files import damaged_files, write_sums  # noqa: E402
 from armd.runtime.processes import ProcessGroup  # noqa: E402
@@ -104,6 +105,23 @@ def test_another_base_is_refused_by_its_checksum(base: Path, run: Path, tmp_path
     convert(str(base.parent / "source"), tmp_path / "ours", adapter=run / "adapter")
     one, two = (load_file(f / "model.safetensors") for f in (tmp_path / "ours", run / "export"))
     assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+def test_an_adapter_brings_the_offset_that_it_was_made_with(
+    base: Path, samples: Path, run: Path, tmp_path: Path
+) -> None:
+    """Keys to the right stand elsewhere for it."""
+    own = ArmdConfig.from_pretrained(base).right_offset
+    assert own > 0 and right_offset_of(run / "adapter") == own
+    other = tmp_path / "adapter"
+    shutil.copytree(run / "adapter", other)
+    facts = json.loads((other / FACTS).read_text("utf-8"))
+    (other / FACTS).write_text(json.dumps(facts | {"right_offset": own - 1}), "utf-8")
+    write_sums(other)
+    made = convert(str(base.parent / "source"), tmp_path / "ours", adapter=other)
+    assert made.config.right_offset == own - 1
+    with pytest.raises(ArmdError, match="right_offset"):
+        recipe_of(job(base, samples, tmp_path / "run", start=other))
 
 
 def test_base_adapter_and_merged_model_have_checksums(

@@ -141,6 +141,7 @@ def write_adapter(
     alpha: int,
     base: str,
     base_name: str,
+    right_offset: int,
     dtype: torch.dtype,
 ) -> None:
     """The standard folder. `weights`: trained tensors by our names, those of peft with its
@@ -166,9 +167,17 @@ def write_adapter(
             new[name] = tensor.detach().float().contiguous()
     save_file(low, folder / WEIGHTS, {"format": "pt"})
     save_file(new, folder / NEW, {"format": "pt"})
-    facts = {"base": base, "base_name": base_name}
+    facts = {"base": base, "base_name": base_name, "right_offset": right_offset}
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     write_sums(folder)
+
+
+def right_offset_of(folder: Path) -> int:
+    """config.right_offset of the model that an adapter was made with."""
+    offset = read_json(folder / FACTS, str(folder)).get("right_offset", 0)
+    if type(offset) is not int or not 0 <= offset <= 2**24:
+        raise damaged(folder, "its right_offset is no number of positions")
+    return offset
 
 
 def apply_adapter(model: Any, folder: Path) -> Any:

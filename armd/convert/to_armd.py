@@ -13,7 +13,7 @@ import torch
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import put_folder, write_sums
-from .adapter import Merging
+from .adapter import Merging, right_offset_of
 from .family import config_for
 from .layout import Piece, interleaved, layout, new_weights
 from .source import Source, open_source
@@ -45,6 +45,8 @@ def convert(
     source = open_source(word)
     merging = Merging(adapter) if adapter else None
     config = config_for(source.name, source.facts, max_length)
+    if adapter:
+        config.right_offset = min(right_offset_of(adapter), config.max_length)
     pieces = layout(config)
     check_tensors(source, pieces)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -2,10 +2,9 @@
 
 For each two-stream layer it holds the keys and values of the context rows (BOS and the tokens
 drawn), for each layer above those of the query rows, and for prefix aggregation one running state.
-With query="shift" or "neighbor" all layers keep those of the context rows.
-Everything in it is of blocks already drawn, which is just what the rows of the next block may see:
-decoding needs no mask, and cached equals full. A row's slot is its place in generation order, in
-the context after BOS.
+With query="shift" or "neighbor" all layers keep those of the context rows. Everything in it is of
+blocks already drawn, which is just what the rows of the next block may see: decoding needs no mask,
+and cached equals full. A row's slot is its place in generation order, in the context after BOS.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class KVCache:
     prefix_state: Float[Tensor, "b p d"]
     code: Float[Tensor, "n p"]
     """Position codes and RoPE of every position, made once."""
-    rope: Float[Tensor, "n half 2"]
+    rope: Float[Tensor, "m half 2"]
     prefix_rows: int = 0
     """query="neighbor": how many context rows the prefix state sums over so far."""
 
@@ -66,8 +65,7 @@ class KVCache:
 
     def keep(self, rows: list[int]) -> None:
         """Drop all sequences but these."""
-        self.keys = [side[rows] for side in self.keys]
-        self.values = [side[rows] for side in self.values]
+        self.keys, self.values = ([s[rows] for s in side] for side in (self.keys, self.values))
         self.prefix_state = self.prefix_state[rows]
 
 
@@ -85,7 +83,8 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> KVCache:
     keys, values = ([zeros(shape) for _ in model.layers] for _ in range(2))
     # of all positions there are, not of these: a product of fewer rows can have other last bits
     positions = max(length, config.max_length) + 2
-    rope = rope_cos_sin(torch.arange(positions, device=like.device)[None], config)[0].to(like.dtype)
+    moved = torch.arange(positions + config.right_offset, device=like.device)
+    rope = rope_cos_sin(moved[None], config)[0].to(like.dtype)
     code = model.position_codes(positions)
     state = like.new_zeros(batch, code.shape[1], config.d_model)
     return KVCache(keys, values, state, code, rope)
@@ -121,17 +120,15 @@ class CacheWindow:
     @cached_property
     def last_mask(self) -> Mask:
         """Of the rows that are kept."""
-        keep = self.keep
-        if keep is None:
+        if (keep := self.keep) is None:
             return self.mask
         return self._mask((torch.arange(len(keep), device=keep.device)[:, None], keep))
 
     def _mask(self, rows: slice | tuple[Tensor, Tensor]) -> Mask:
         limit = None if self.limit is None else self.limit[rows]
         if self.right is not None:
-            times = self.right.times[rows]
-            every = torch.full_like(times[..., 0], self.length, dtype=torch.long)
-            right = RightKeys(times, self.right.turns)
+            right = self.right._replace(times=self.right.times[rows])
+            every = torch.full_like(right.times[..., 0], self.length, dtype=torch.long)
             return limit_mask(every if limit is None else limit, self.length, right)
         return "all" if limit is None else bool_mask(limit, self.length)
 

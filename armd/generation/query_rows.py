@@ -90,8 +90,7 @@ class GroupRows:
             every = torch.full_like(self.queries.at, self.length)
             strict = self.limits[1] if self.aggregates else every
             limit = torch.cat([self.limits[0], strict], 1)
-        config = self.model.config
-        if config.right_bias or config.right_offset:
+        if (config := self.model.config).right_bias or config.right_offset:
             keys = ([0, *(p + 1 for p in s.plan.position[: self.length - 1])] for s in self.group)
             right = right_keys(at, self._table(keys), config)
         n_kv, keep = self.length - self.start, self.queries.keep

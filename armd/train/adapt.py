@@ -215,8 +215,9 @@ def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     name = Path(a.base_model).name
     half = torch.bfloat16 if a.half else torch.float32
-    facts = {"rank": a.rank, "alpha": a.alpha, "base": a.base, "base_name": name, "dtype": half}
-    write_adapter(aside, weights, **facts)
+    offset = ArmdConfig.from_pretrained(model_folder(a.base_model)).right_offset
+    facts = {"base": a.base, "base_name": name, "right_offset": offset, "dtype": half}
+    write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, **facts)
     put_folder(aside, folder)
 
 

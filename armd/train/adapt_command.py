@@ -103,7 +103,7 @@ def recipe_of(job: Adapting) -> Recipe:
     adapt = Adaptation(
         base_model=str(base),
         base=(digest := fingerprint(base)),
-        start=started(job, digest),
+        start=started(job, digest, config.right_offset),
         rank=job.rank,
         alpha=job.alpha,
         full=job.full,
@@ -126,9 +126,9 @@ def recipe_of(job: Adapting) -> Recipe:
     )
 
 
-def started(job: Adapting, base: str) -> str:
+def started(job: Adapting, base: str, right_offset: int) -> str:
     """The folder to go on from, if what is in it fits."""
-    from ..convert.adapter import FACTS, read_sizes
+    from ..convert.adapter import FACTS, read_sizes, right_offset_of
     from ..convert.source import read_json
 
     if job.start is None:
@@ -139,6 +139,11 @@ def started(job: Adapting, base: str) -> str:
         raise ArmdError(f"{job.start} has --rank {found[0]} --alpha {found[1]}; give the same")
     if read_json(job.start / FACTS, str(job.start)).get("base") != base:
         raise ArmdError(f"the adapter in {job.start} is of another model (its checksum differs)")
+    if (offset := right_offset_of(job.start)) != right_offset:
+        raise ArmdError(
+            f"{job.start} was made with right_offset {offset}, this model has {right_offset}; "
+            "convert it again with that adapter, or start without it"
+        )
     return str(job.start.resolve())
 
 
