@@ -134,6 +134,20 @@ def test_a_bias_to_the_right_counts_in_every_order_but_left_to_right() -> None:
         assert torch.equal(before, after) != differs
 
 
+def test_keys_on_the_right_are_read_as_text_that_is_before() -> None:
+    """The last n of 2 n tokens, known before the first n and moved to the left by 2 n, are for
+    those what n tokens before them would be. (BOS, which stands before both, is made nothing.)"""
+    n, model = 6, case_of("random", 12, 3, double=True, query="neighbor", right_offset=12).model
+    tokens = torch.randint(7, (1, 2 * n), generator=torch.Generator().manual_seed(1))
+    later = armd.Order(torch.arange(2 * n).roll(n), torch.arange(2 * n))
+    with torch.no_grad():
+        model.bos.zero_()
+        ours = model(tokens, order=later).logits[0, n + 1 :]
+        swapped = model(tokens.roll(n, 1)).logits[0, n + 1 :]
+    assert ours.shape == swapped.shape
+    torch.testing.assert_close(ours, swapped)
+
+
 @pytest.mark.parametrize("kind", ["strided", "random"])
 def test_a_bias_far_below_zero_hides_what_is_to_the_right(kind: str) -> None:
     case = case_of(kind, 12, 4, query="neighbor", right_bias=True, n_layers=1)
@@ -195,7 +209,8 @@ def test_devices_without_our_kernel_give_the_same_gradients(
     gradients = []
     for plain in (False, True):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda plain=plain: plain)
-        case = case_of(kind, 12, 1, double=True, query="neighbor", right_bias=True)
+        more = {"right_bias": True, "right_offset": 5, "n_kv_heads": 1}
+        case = case_of(kind, 12, 3, double=True, query="neighbor", **more)
         loss = armd.loss(case.model, case.tokens, case.order)
         gradients.append(torch.autograd.grad(loss, list(case.model.layers.parameters())))
     for ours, other in zip(*gradients, strict=True):
@@ -207,6 +222,8 @@ def test_what_cannot_be_is_refused() -> None:
         ({"n_heads": 12, "n_kv_heads": 5}, "n_kv_heads"),
         ({"d_head": 7}, "even"),
         ({"right_bias": True}, "right_bias"),
+        ({"right_offset": 8}, "right_offset"),
+        ({"right_offset": 1025, "query": "neighbor"}, "right_offset"),
         ({"rope_llama3": {"factor": 8.0}}, "low_freq_factor"),
         ({"d_model": 50}, "d_head"),
     ):
@@ -216,6 +233,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_configurations_and_weights_of_before_are_as_they_were() -> None:
     new = ("n_kv_heads", "d_head", "qkv_bias", "right_bias", "rope_llama3", "tie_word_embeddings")
+    new += ("right_offset",)
     config = case_of("random", 5, 1).model.config
     old = {name: value for name, value in config.to_dict().items() if name not in new}
     assert armd.ArmdConfig.from_dict(old).to_dict() == config.to_dict()
