@@ -14,16 +14,19 @@
 #include <immintrin.h>
 #endif
 
+enum { SPAN = 2, DEEP = 128, MANY = 96 };
 #ifdef __AVX512F__
-enum { LANES = 16, TOGETHER = 8 }; /* floats of a vector; rows that share a load */
+#define LANES 16 /* floats of a vector */
+enum { TOGETHER = 8 }; /* rows that share a load */
 typedef float floats __attribute__((vector_size(64), aligned(4)));
 typedef int32_t integers __attribute__((vector_size(64)));
 #else
-enum { LANES = 8, TOGETHER = 6 };
+#define LANES 8
+enum { TOGETHER = 6 };
 typedef vec floats;
 typedef int32_t integers __attribute__((vector_size(32)));
 #endif
-enum { PARTS = WIDTH / LANES, SPAN = 2, DEEP = 128, MANY = 96 };
+enum { PARTS = WIDTH / LANES };
 typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 
@@ -55,87 +58,105 @@ INLINE floats load(const void *p, const int format, long i) {
 static long bytes_of(long format) { return format == INT8 ? 1 : format == BF16 ? 2 : 4; }
 
 /* A piece of the work: `deep` steps of k of `span` panels, `apart` numbers from one to the next,
- * against some rows of x. What is fetched meanwhile starts at `next`, `stride` bytes a step. */
+ * against some rows of x. What is fetched meanwhile starts at `next`, `stride` bytes a step, and
+ * `next_apart` bytes further for each panel. */
 typedef struct {
     const void *panel;
     const char *next;
     const float *x;
     float *out; /* (rows, SPAN, WIDTH): the sums so far */
-    long depth, deep, apart, stride;
+    long depth, deep, apart, stride, next_apart;
 } piece;
 
-/* Few rows take two panels, because one sum would wait for itself. */
+/* Two panels at once: few sums would wait for themselves, many rows load a number of x for both, and
+ * memory is read faster in two streams. */
 INLINE void micro(const piece *w, const int format, const int rows, const int span) {
-    floats sum[TOGETHER * SPAN][PARTS];
+    floats sum[TOGETHER][SPAN][PARTS];
     for (int i = 0; i < rows * span; i++)
         for (int h = 0; h < PARTS; h++)
-            sum[i][h] = *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES);
+            sum[i / span][i % span][h] =
+                *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES);
     const float *x = w->x;
     const long depth = w->depth;
     for (long k = 0; k < w->deep; k++) {
-        __builtin_prefetch(w->next + k * w->stride);
+        floats a[SPAN][PARTS];
+#pragma GCC unroll 2
         for (int p = 0; p < span; p++) {
-            floats a[PARTS];
+            __builtin_prefetch(w->next + p * w->next_apart + k * w->stride);
 #pragma GCC unroll 2
             for (int h = 0; h < PARTS; h++) {
-                a[h] = load(w->panel, format, p * w->apart + k * WIDTH + h * LANES);
-                KEEP(a[h]);
+                a[p][h] = load(w->panel, format, p * w->apart + k * WIDTH + h * LANES);
+                KEEP(a[p][h]);
             }
-            if (p) __builtin_prefetch(w->next + w->apart * bytes_of(format) + k * w->stride);
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-                for (int h = 0; h < PARTS; h++) sum[r * span + p][h] += a[h] * x[r * depth + k];
         }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+            for (int p = 0; p < span; p++)
+#pragma GCC unroll 2
+                for (int h = 0; h < PARTS; h++) sum[r][p][h] += a[p][h] * x[r * depth + k];
     }
     for (int i = 0; i < rows * span; i++)
         for (int h = 0; h < PARTS; h++)
-            *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES) = sum[i][h];
+            *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES) =
+                sum[i / span][i % span][h];
 }
 
-#define CASE(n) \
-    case n: micro(w, format, n < TOGETHER ? n : TOGETHER, 1); break;
+#define CASE(n, span) \
+    case n: micro(w, format, n < TOGETHER ? n : TOGETHER, span); break;
 
 INLINE void group(const piece *w, const int format, long rows, long span) {
-    if (span == 2) {
-        rows == 1 ? micro(w, format, 1, 2) : micro(w, format, 2, 2);
+    if (span == 1) {
+        switch (rows) {
+            CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1) CASE(7, 1) CASE(8, 1)
+        }
         return;
     }
     switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+        CASE(1, 2) CASE(2, 2)
+#if LANES == 16
+        CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2)
+#endif
     }
 }
 
-/* A block of a panel as floats. */
-static const char *widened(const matrix *w, const char *block, long panel, long k, long deep,
-                           float *wide) {
-    if (w->format >= Q8)
-        widen_block(w, panel, k, deep, wide);
-    else
-        for (long i = 0; i < deep * WIDTH; i += LANES)
-            *(floats *)(wide + i) = w->format == INT8 ? load(block, INT8, i) : load(block, BF16, i);
-    return (const char *)wide;
+/* A block of `span` panels as floats, (span, DEEP, WIDTH). */
+static void widen_panels(const matrix *w, const char *block, long panel, long span, long k, long deep,
+                         float *wide) {
+    for (long p = 0; p < span; p++, wide += DEEP * WIDTH) {
+        const char *from = block + p * w->depth * WIDTH * bytes_of(w->format);
+        if (w->format >= Q8)
+            widen_block(w, panel + p, k, deep, wide);
+        for (long i = 0; i < deep * WIDTH && w->format < Q8; i += LANES)
+            *(floats *)(wide + i) = w->format == INT8 ? load(from, INT8, i) : load(from, BF16, i);
+    }
 }
 
-/* At most MANY rows against panels p .. p + span, DEEP steps of k at a time: so much of a panel stays in the
- * first cache while the groups of rows pass over it and together fetch what comes next. */
+/* At most MANY rows against panels p .. p + span, some steps of k at a time: so much of a panel stays
+ * in the first cache while the groups of rows pass over it and together fetch what comes next. */
 static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span) {
     const long first = p * WIDTH, depth = w->depth, groups = (rows + TOGETHER - 1) / TOGETHER;
     const long size = bytes_of(w->format), stride = size * WIDTH / groups;
+    const long steps = groups > 2 ? DEEP : DEEP / 2; /* few rows wait for memory: it is read sooner */
     const char *start = (const char *)w->panels + first * depth * size;
     const int wider = w->format >= Q8 || (w->format != FLOAT32 && groups > 1);
-    float out[MANY * SPAN * WIDTH], wide[DEEP * WIDTH];
+    float out[MANY * SPAN * WIDTH] ALIGNED, wide[SPAN * DEEP * WIDTH] ALIGNED;
     memset(out, 0, sizeof(float) * rows * SPAN * WIDTH);
-    for (long k = 0; k < depth; k += DEEP) {
-        const long deep = depth - k < DEEP ? depth - k : DEEP;
+    for (long k = 0; k < depth; k += steps) {
+        const long deep = depth - k < steps ? depth - k : steps;
         const char *block = start + k * WIDTH * size;
-        const char *read = wider ? widened(w, block, p, k, deep, wide) : block;
+        if (wider) widen_panels(w, block, p, span, k, deep, wide);
         for (long g = 0; g < groups; g++) {
             const long from = g * rows / groups, upto = (g + 1) * rows / groups;
-            const piece part = {read,
-                                block + DEEP * WIDTH * size + g * DEEP * stride,
-                                x + from * depth + k, out + from * SPAN * WIDTH,
-                                depth, deep, depth * WIDTH, stride};
+            const piece part = {.panel = wider ? (const char *)wide : block,
+                                .next = block + steps * WIDTH * size + g * steps * stride,
+                                .x = x + from * depth + k,
+                                .out = out + from * SPAN * WIDTH,
+                                .depth = depth,
+                                .deep = deep,
+                                .apart = (wider ? DEEP : depth) * WIDTH,
+                                .stride = stride,
+                                .next_apart = depth * WIDTH * size};
             if (wider || w->format == FLOAT32)
                 group(&part, FLOAT32, upto - from, span);
             else if (w->format == INT8)
@@ -181,7 +202,7 @@ void share_product(const matrix *w, const float *x, row_group *scratch, float *y
         return;
     }
     const long count = (w->outputs + WIDTH - 1) / WIDTH;
-    const long span = rows <= 2 && w->format < Q8 ? SPAN : 1;
+    const long span = LANES == 16 || rows <= 2 ? SPAN : 1; /* no more sums than registers */
     for (long r = 0; r < rows; r += MANY) {
         const long few = rows - r < MANY ? rows - r : MANY;
 #pragma omp for schedule(static) nowait
