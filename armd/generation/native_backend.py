@@ -12,9 +12,8 @@ from ..runtime.threads import tuned_threads
 from .outputs import StepResult, TopLogprob
 from .sequence import Sequence
 
-MAX_ROWS = 128
-"""A sequence with more rows in a pass than this, the prefill of a long prompt, goes to torch: the C
-kernels are made for few."""
+MAX_ROWS = 4096
+"""A sequence with more rows in a pass than this, the prefill of a very long prompt, goes to torch."""
 
 
 class SequenceArrays:

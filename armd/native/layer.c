@@ -4,39 +4,69 @@
 #include "layer.h"
 #include "attention.h"
 #include <stdlib.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
+
+enum { BLOCK = 32 }; /* rows that attend together where there are many */
 
 /* Which rows go through a layer. Rows that write keys ("kv") and rows that leave the layer ("out") are
  * two lists; a row may be in both. */
 typedef struct {
     const sequence_rows *sequences;
-    long rows, kv_rows, out_rows, chunks, cells;
+    long rows, kv_rows, out_rows, chunks;
+    long blocks;        /* of rows; 0 if no sequence has more rows than a block */
+    long scored, cells; /* (row, head, chunk) for which there is room for scores, and for sums */
     long *kv_row, *kv_sequence;                        /* (kv_rows) */
     long *out_row, *out_sequence, *out_at, *visible;   /* (out_rows); out_at: RoPE position */
-    long *chunk_sequence;                              /* (chunks) */
+    long *chunk_sequence, *block_row;                  /* (chunks); (blocks): first output row */
 } plan;
 
 static long chunks_of(const sequence_rows *s) { return (s->length + CHUNK - 1) / CHUNK; }
 
+static long blocks_of(const sequence_rows *s) { return (s->n_out + BLOCK - 1) / BLOCK; }
+
+/* Few rows: threads share the chunks of the cache, and every chunk keeps its sums until all are there.
+ * Many rows: they share blocks of rows, and each thread keeps the sums of one block. */
+static void plan_room(plan *p, long many, long heads, long most_chunks) {
+    if (!many) {
+        p->blocks = 0, p->scored = p->cells;
+        return;
+    }
+    p->scored = omp_get_max_threads() * BLOCK * heads;
+    p->cells = p->scored * most_chunks;
+}
+
 /* `last`: only the wanted rows leave the layer. -1 if there is no memory. */
 static int make_plan(plan *p, sequence_rows *sequences, long count, long heads, int last) {
     *p = (plan){.sequences = sequences};
+    long most = 0, several = 0;
     for (sequence_rows *s = sequences; s < sequences + count; s++) {
         s->first_row = p->rows, s->first_out = p->out_rows;
         s->first_chunk = p->chunks, s->first_cell = p->cells;
         s->n_out = last && s->wanted ? s->n_wanted : s->n_rows;
         p->rows += s->n_rows, p->kv_rows += s->n_kv, p->out_rows += s->n_out;
         p->chunks += chunks_of(s), p->cells += s->n_out * heads * chunks_of(s);
+        p->blocks += blocks_of(s), several |= blocks_of(s) > 1;
+        most = chunks_of(s) > most ? chunks_of(s) : most;
     }
-    p->kv_row = malloc(sizeof(long) * (2 * p->kv_rows + 4 * p->out_rows + p->chunks));
+    plan_room(p, several, heads, most);
+    p->kv_row = malloc(sizeof(long) * (2 * p->kv_rows + 4 * p->out_rows + p->chunks + p->blocks));
     if (!p->kv_row) return -1;
     p->kv_sequence = p->kv_row + p->kv_rows, p->out_row = p->kv_sequence + p->kv_rows;
     p->out_sequence = p->out_row + p->out_rows, p->out_at = p->out_sequence + p->out_rows;
     p->visible = p->out_at + p->out_rows, p->chunk_sequence = p->visible + p->out_rows;
-    long kv = 0, out = 0, chunk = 0;
+    p->block_row = p->chunk_sequence + p->chunks;
+    long kv = 0, out = 0, chunk = 0, block = 0;
     for (long i = 0; i < count; i++) {
         const sequence_rows *s = sequences + i;
         for (long j = 0; j < s->n_kv; j++, kv++)
             p->kv_row[kv] = s->first_row + j, p->kv_sequence[kv] = i;
+        for (long j = 0; j < blocks_of(s) && p->blocks; j++)
+            p->block_row[block++] = s->first_out + j * BLOCK;
         for (long j = 0; j < s->n_out; j++, out++) {
             const long row = last && s->wanted ? s->wanted[j] : j;
             p->out_row[out] = s->first_row + row, p->out_sequence[out] = i;
@@ -104,18 +134,26 @@ static void share_rope(const plan *p, const layer *l, long index, const float *r
     }
 }
 
-static void share_attention(const plan *p, const layer *l, long index, const float *query,
-                            float *scores, float *parts, float *attended) {
+/* The rows from output row `first` on, all of one sequence. */
+static attention_input rows_from(const plan *p, const layer *l, long index, const float *query,
+                                 long first, long rows) {
+    const sequence_rows *s = p->sequences + p->out_sequence[first];
+    return (attention_input){
+        query + first * l->heads * l->width, s->keys[index], s->values[index],
+        rows, l->heads, l->kv_heads, s->length, p->visible + first,
+        l->right_bias, s->right_offset, s->rope, p->out_at + first, s->position, s->bos_slots};
+}
+
+/* Each thread takes some chunks of the caches, then combines some rows. */
+static void share_chunks(const plan *p, const layer *l, long index, const float *query, float *scores,
+                         float *parts, float *attended) {
     const long heads = l->heads, width = l->width, part = 2 + width;
 #pragma omp for schedule(static)
     for (long i = 0; i < p->chunks; i++) {
         const sequence_rows *s = p->sequences + p->chunk_sequence[i];
         const long c = i - s->first_chunk, cell = s->first_cell + c * s->n_out * heads;
-        const attention_input a = {
-            query + s->first_out * heads * width, s->keys[index], s->values[index],
-            s->n_out, heads, l->kv_heads, s->length, p->visible + s->first_out,
-            l->right_bias, s->right_offset, s->rope, p->out_at + s->first_out, s->position,
-            s->bos_slots};
+        if (!s->n_out) continue;
+        const attention_input a = rows_from(p, l, index, query, s->first_out, s->n_out);
         attend_chunk(&a, width, s->bf16, c * CHUNK, scores + cell * CHUNK, parts + cell * part);
     }
 #pragma omp for schedule(static)
@@ -123,6 +161,29 @@ static void share_attention(const plan *p, const layer *l, long index, const flo
         const sequence_rows *s = p->sequences + p->out_sequence[i / heads];
         combine(parts + (s->first_cell + i - s->first_out * heads) * part, chunks_of(s),
                 s->n_out * heads * part, width, attended + i * width);
+    }
+}
+
+/* Each thread takes some blocks of rows. A block goes through the chunks that one of its rows sees. The
+ * last blocks see the most and come first. The bits are those of share_chunks. */
+static void share_blocks(const plan *p, const layer *l, long index, const float *query, float *scores,
+                         float *parts, float *attended) {
+    const long heads = l->heads, width = l->width, part = 2 + width, own = omp_get_thread_num();
+    scores += own * BLOCK * heads * CHUNK, parts += own * (p->cells / p->scored) * BLOCK * heads * part;
+#pragma omp for schedule(dynamic)
+    for (long i = p->blocks - 1; i >= 0; i--) {
+        const long first = p->block_row[i];
+        const sequence_rows *s = p->sequences + p->out_sequence[first];
+        const long left = s->first_out + s->n_out - first, rows = left < BLOCK ? left : BLOCK;
+        const attention_input a = rows_from(p, l, index, query, first, rows);
+        long seen = 0, chunks = 0;
+        for (long r = 0; r < rows; r++) seen = a.visible[r] > seen ? a.visible[r] : seen;
+        for (; chunks < chunks_of(s) && chunks * CHUNK < seen; chunks++)
+            attend_chunk(&a, width, s->bf16, chunks * CHUNK, scores,
+                         parts + chunks * rows * heads * part);
+        for (long n = 0; n < rows * heads; n++)
+            combine(parts + n * part, chunks, rows * heads * part, width,
+                    attended + (first * heads + n) * width);
     }
 }
 
@@ -153,7 +214,7 @@ static void partition(scratch *s, float *memory, const plan *p, const layer *l) 
     s->normed = s->kv + p->kv_rows * 2 * l->kv_heads * l->width;
     s->query = s->normed + p->out_rows * d, s->attended = s->query + p->out_rows * inner;
     s->gate_up = s->attended + p->out_rows * inner, s->hidden = s->gate_up + p->out_rows * 2 * ff;
-    s->scores = s->hidden + p->out_rows * ff, s->parts = s->scores + p->cells * CHUNK;
+    s->scores = s->hidden + p->out_rows * ff, s->parts = s->scores + p->scored * CHUNK;
     s->kv_groups = (row_group *)(s->parts + p->cells * (2 + l->width));
     s->groups = s->kv_groups + p->kv_rows * groups_of(&l->key_value);
 }
@@ -161,7 +222,7 @@ static void partition(scratch *s, float *memory, const plan *p, const layer *l) 
 static long scratch_size(const plan *p, const layer *l) {
     const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
     return p->kv_rows * (d + 2 * l->kv_heads * l->width) + p->out_rows * (d + 2 * inner + 3 * ff) +
-           p->cells * (CHUNK + 2 + l->width) +
+           p->scored * CHUNK + p->cells * (2 + l->width) +
            (p->kv_rows * groups_of(&l->key_value) + p->out_rows * most_groups(l)) *
                (long)(sizeof(row_group) / sizeof(float));
 }
@@ -174,7 +235,7 @@ static void share_layer(const plan *p, const layer *l, long index, const scratch
     share_product(&l->query, s->normed, s->groups, s->query, p->out_rows, 0);
 #pragma omp barrier
     share_rope(p, l, index, rope, s->kv, s->query);
-    share_attention(p, l, index, s->query, s->scores, s->parts, s->attended);
+    (p->blocks ? share_blocks : share_chunks)(p, l, index, s->query, s->scores, s->parts, s->attended);
     share_product(&l->out, s->attended, s->groups, out, p->out_rows, 1);
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -202,7 +263,8 @@ int run_layers(const layer *layers, long depth, const sequence_rows *sequences, 
     if (!make_plan(&all, inner, count, layers->heads, 0) &&
         !make_plan(&last, outer, count, layers->heads, 1)) {
         const long between = depth > 1 ? 2 * all.rows * d : 0; /* rows between two layers */
-        const long size = scratch_size(depth > 1 ? &all : &last, layers);
+        const long most = scratch_size(&all, layers), least = scratch_size(&last, layers);
+        const long size = depth > 1 && most > least ? most : least;
         /* in whole cache lines: vectors that lie across two cost twice as much */
         memory = aligned_alloc(64, (sizeof(float) * (size + between) + 63) / 64 * 64);
     }
