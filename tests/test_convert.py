@@ -85,7 +85,7 @@ def test_half_precision_stays_as_it_is(tmp_path: Path) -> None:
     assert all(t.dtype == torch.bfloat16 and torch.equal(t, before[n]) for n, t in after.items())
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("name", ["llama", "llama3", "qwen2"])
 def test_through_a_gguf_file(name: str, kind: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
@@ -101,13 +101,13 @@ def test_through_a_gguf_file(name: str, kind: str, tmp_path: Path) -> None:
     before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("ours", "again"))
     assert before.keys() == after.keys()
     for tensor in (n for n in before if n.endswith("weight") and "position_code" not in n):
-        step = before[tensor].abs().max() * (1 / 127 if kind == "Q8_0" else 1 / 1024)
+        step = before[tensor].abs().max() * {"Q8_0": 1 / 127, "Q4_0": 1 / 7}.get(kind, 1 / 1024)
         assert (before[tensor] - after[tensor]).abs().max() <= step, tensor
     tokens = text(64)
     with torch.no_grad():
         found = load_model(tmp_path / "again")(tokens).logits
     apart = (found - source_logits(model, tokens)).abs().max()
-    assert apart < (0.02 if kind == "F16" else 0.4) * found.abs().max()
+    assert apart < {"Q8_0": 0.4, "Q4_0": 2}.get(kind, 0.02) * found.abs().max()
     words = "then the naïve 1234 other words"
     ids = [armd_tokens(tmp_path / folder, words) for folder in ("ours", "again")]
     assert ids[0] == ids[1]

@@ -89,7 +89,8 @@ def go_to(sequences: list[Sequence], step: int) -> None:
 def _weights(model: ArmdLM, weights: str) -> float:
     """Bytes of the weights that a call must read."""
     config = model.config
-    layer = 4 * config.d_model**2 + 3 * config.d_model * config.d_ff
+    layer = 2 * config.d_model * (config.n_heads + config.n_kv_heads) * config.d_head
+    layer += 3 * config.d_model * config.d_ff
     numbers = config.vocab_size * config.d_model + config.n_layers * layer
     return numbers * BYTES[weights]
 

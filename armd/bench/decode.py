@@ -67,6 +67,7 @@ def bench_decode(
     cache: str = "fp32",
     baselines: Annotated[bool, tyro.conf.arg(aliases=["--rivals"])] = True,
     peers: bool = False,
+    model: str | None = None,
     threads: int | None = None,
     device: str = "cpu",
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
@@ -77,10 +78,13 @@ def bench_decode(
 
     Of ARMD and GPT-2 `passes` calls are timed at each of five depths of the text, evenly spread
     (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts. `--peers`
-    times llama.cpp, too, with random weights of the same shape, where it is installed."""
+    times llama.cpp, too, with random weights of the same shape, where it is installed; `--model`
+    takes size and weights on both sides from a folder of ours instead, such as one that armd
+    convert has made."""
     import torch
 
     from ..model.configuration_armd import ArmdConfig
+    from ..model.modeling_armd import ArmdLM
     from ..runtime.memory import keep_freed_memory
     from ..runtime.threads import pin_threads
 
@@ -91,16 +95,21 @@ def bench_decode(
     rows, bandwidths = [], []
     for batch in map(int, batches.split(",")):
         config = ArmdConfig.named(size, vocab_size=vocabulary, max_length=length)
-        sides = {}
-        for query in queries:
+        sides, options = {}, {"passes": passes, "keep": cache}
+        if model is not None:
+            loaded = load_for(model, length, where)
+            config = ArmdConfig(**{**loaded.config.to_dict(), "max_length": length})
+            sides |= our_sides(loaded, batch, length, streams, weights, **options)
+        for query in queries if model is None else ():
             ours = ArmdConfig(**{**config.to_dict(), "query": query, "n_two_stream": None})
-            sides |= our_sides(ours, batch, streams, weights, where, passes=passes, keep=cache)
+            made: Any = ArmdLM(ours)
+            sides |= our_sides(made.to(where).eval(), batch, length, streams, weights, **options)
         if baselines:
             sides |= baseline_sides(config, batch, where, passes=passes)
         if peers:
             from .peers import llama_sides
 
-            sides |= llama_sides(config, batch, passes=passes)
+            sides |= llama_sides(config, batch, length=length, passes=passes, model=model)
         found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where)
         print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
         show(found)
@@ -108,17 +117,32 @@ def bench_decode(
         bandwidths.append(bandwidth)
     if json_file:
         settings = {"size": size, "length": length, "repeats": repeats, "passes": passes}
+        settings |= {"model": model and Path(model).name, "cache": cache}
         settings |= {"device": device, "threads": torch.get_num_threads(), "bandwidth": bandwidths}
         content = {"settings": settings, "rows": [asdict(row) for row in rows]}
         json_file.write_text(json.dumps(content, indent=1))
 
 
+def load_for(path: str, length: int, device: Any) -> Any:
+    """The model of a folder, if it takes texts of this length."""
+    from ..errors import ArmdError
+    from ..model.modeling_armd import ArmdLM
+    from ..pretrained import load_model
+
+    model = load_model(path, device=str(device))
+    if not isinstance(model, ArmdLM):
+        raise ArmdError(f"{path} is a diffusion model; name a folder of armd's own kind")
+    if model.config.max_length < length:
+        raise ArmdError(f"{path} takes {model.config.max_length} tokens; use a shorter --length")
+    return model
+
+
 def our_sides(
-    config: Any,
+    model: Any,
     batch: int,
+    length: int,
     streams: tuple[int, ...],
     weights: tuple[str, ...],
-    device: Any,
     *,
     passes: int,
     keep: str,
@@ -127,15 +151,13 @@ def our_sides(
     import torch
 
     from ..generation.kv_cache import make_cache
-    from ..model.modeling_armd import ArmdLM
     from ..native.packed import pack, with_cache
     from .armd_decode import our_side
 
-    name = "neighbor" if config.query == "neighbor" else "ARMD"
-    model = ArmdLM(config).to(device).eval()
+    name = "neighbor" if model.config.query == "neighbor" else "ARMD"
     sides, packs = {}, {kind: with_cache(pack(model, kind), keep) for kind in weights}
     with torch.no_grad():
-        cache = make_cache(packs[weights[0]], batch=batch, length=config.max_length)
+        cache = make_cache(packs[weights[0]], batch=batch, length=length)
     for kind, packed in packs.items():
         for count in streams:
             side = our_side(packed, cache, count, passes=passes, weights=kind)

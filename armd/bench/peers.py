@@ -1,17 +1,21 @@
 """What an engineer would use instead on a CPU: llama.cpp, with a model of the same shape, timed
 beside our own decoding."""
 
+from __future__ import annotations
+
 import ctypes
 import importlib
 import importlib.util
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..convert.to_gguf import to_gguf
 from ..model.configuration_armd import ArmdConfig
 from .armd_decode import DEPTHS
 from .decode import Side
@@ -22,21 +26,38 @@ KINDS = ("F32", "Q8_0", "Q4_0")
 GET = "pip install llama-cpp-python  (it compiles llama.cpp for this machine)"
 
 
-def llama_sides(config: ArmdConfig, batch: int, *, passes: int) -> dict[str, Side]:
-    """llama.cpp writing texts as long as the model's, `batch` sequences in parallel, with random
-    weights of the same shape, sampling from the whole vocabulary as we do. Empty, with a line,
-    where llama-cpp-python is not installed."""
+def llama_sides(
+    config: ArmdConfig, batch: int, *, length: int, passes: int, model: str | None = None
+) -> dict[str, Side]:
+    """llama.cpp writing texts of `length` tokens, `batch` sequences in parallel, with the weights
+    of `model`, or random ones of the same shape, sampling from the whole vocabulary as we do.
+    Empty, with a line, where llama-cpp-python is not installed."""
+    made = llama_decoders(config, batch, length=length, model=model)
+    return {f"llama.cpp {kind}": decoder.side(passes) for kind, decoder in made.items()}
+
+
+def llama_prefills(config: ArmdConfig, prompt: int, model: str | None) -> dict[str, Callable]:
+    """llama.cpp passing over a prompt of so many tokens; weights as above."""
+    made = llama_decoders(config, 1, length=prompt, model=model)
+    return {f"llama.cpp {kind}": partial(d.fill, prompt) for kind, d in made.items()}
+
+
+def llama_decoders(
+    config: ArmdConfig, batch: int, *, length: int, model: str | None
+) -> dict[str, LlamaCpp]:
     if importlib.util.find_spec("llama_cpp") is None:
         print(f"llama.cpp is not timed: {GET}")
         return {}
-    sides = {}
+    made = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
             file = Path(folder) / f"{kind}.gguf"
-            write_random(file, config, kind)
-            decoder = LlamaCpp(file, config.max_length, batch)  # reads the whole file
-            sides[f"llama.cpp {kind}"] = decoder.side(passes)
-    return sides
+            if model is None:
+                write_random(file, config, kind)
+            else:
+                to_gguf(model, file, kind)
+            made[kind] = LlamaCpp(file, length, batch)  # reads the whole file
+    return made
 
 
 def write_random(file: Path, config: ArmdConfig, kind: str) -> None:

@@ -24,7 +24,7 @@ class Conversion:
     """The new folder; with --to gguf, the new file."""
     to: Literal["armd", "llama", "gguf"] = "armd"
     """What to write."""
-    type: Literal["F16", "Q8_0"] = "F16"
+    type: Literal["F32", "F16", "Q8_0", "Q4_0"] = "F16"
     """Of the matrices in a GGUF file."""
     max_length: int | None = None
     """The longest text of the new model; the source's own if not given."""

@@ -1,5 +1,5 @@
-"""From our model to a GGUF file, in F16 or Q8_0, through the gguf package: for llama.cpp and all
-that reads its files. Left to right it is the same model."""
+"""From our model to a GGUF file, through the gguf package: for llama.cpp and all that reads its
+files. Left to right it is the same model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from .weight_file import check_disk
 if TYPE_CHECKING:
     import numpy as np
 
-KINDS = ("F16", "Q8_0")
-_BLOCK = 32
+KINDS = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
+"""Types of the matrices, and what llama.cpp calls a file of them."""
+_BLOCK, _BLOCK_BYTES = 32, {"Q8_0": 34, "Q4_0": 18}
 _OUTER = {theirs: name for name, theirs in OUTER.items()}
 _INNER = {theirs: name for name, theirs in INNER.items()}
 
@@ -54,9 +55,9 @@ def planned(shape: tuple[int, ...], kind: str) -> tuple[str, int]:
     count = math.prod(shape)
     if len(shape) == 1:
         return "F32", 4 * count
-    if kind == "Q8_0" and shape[1] % _BLOCK == 0:
-        return "Q8_0", count // _BLOCK * (_BLOCK + 2)
-    return "F16", 2 * count
+    if kind in _BLOCK_BYTES and shape[1] % _BLOCK == 0:
+        return kind, count // _BLOCK * _BLOCK_BYTES[kind]
+    return ("F32", 4 * count) if kind == "F32" else ("F16", 2 * count)
 
 
 def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) -> None:
@@ -65,7 +66,7 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
 
     family = "qwen2" if ours.config.qkv_bias else "llama"
     writer = gguf.GGUFWriter(str(path), family)
-    add_facts(writer, ours, getattr(gguf.LlamaFileType, f"MOSTLY_{kind}"))
+    add_facts(writer, ours, getattr(gguf.LlamaFileType, KINDS[kind]))
     try:
         add_tokenizer(writer, ours)
     except WRONG_KINDS as error:
@@ -74,9 +75,9 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
         ) from None
     for name, shape in ours.shapes.items():
         stored, size = sizes[name]
-        if stored == "Q8_0":  # the writer wants the shape in bytes
+        if stored in _BLOCK_BYTES:  # the writer wants the shape in bytes
             shape = (shape[0], size // shape[0])
-        dtype = {"F32": np.float32, "F16": np.float16, "Q8_0": np.uint8}[stored]
+        dtype = {"F32": np.float32, "F16": np.float16}.get(stored, np.uint8)
         raw = getattr(gguf.GGMLQuantizationType, stored)
         writer.add_tensor_info(gguf_name(name), shape, np.dtype(dtype), size, raw)
     factors = None

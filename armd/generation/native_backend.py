@@ -13,7 +13,7 @@ from .outputs import StepResult, TopLogprob
 from .sequence import Sequence
 
 MAX_ROWS = 4096
-"""A sequence with more rows in a pass than this, the prefill of a very long prompt, goes to torch."""
+"""A sequence with more rows in a pass than this, the prefill of a long prompt, goes to torch."""
 
 
 class SequenceArrays:
