@@ -25,6 +25,11 @@ COUNTS = (
 )
 MOST, MOST_CONFIG = 1 << 24, 1 << 24
 """The highest of these counts, and the bytes of a config.json."""
+NOT_OURS = (
+    *("attn_implementation", "experts_implementation", "quantization_config"),
+    *("num_labels", "id2label", "label2id"),
+)
+DTYPES = (None, "float64", "float32", "float16", "bfloat16")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
@@ -135,6 +140,9 @@ def check_sizes(folder: Path) -> None:
     more than the weights on disk hold, or the weights for more memory than there is."""
     from safetensors import SafetensorError, safe_open
 
+    from .model.strict_model import check_weight_files
+
+    check_weight_files(folder)
     config, elements, tensors = read_config(folder), 0, 0
     check_numbers(folder, config)
     try:
@@ -165,7 +173,13 @@ def check_sizes(folder: Path) -> None:
 
 
 def check_numbers(folder: Path, config: dict[str, Any]) -> None:
-    """Raise unless the fields of config.json that are numbers are numbers, and possible ones."""
+    """Raise unless the fields of config.json that are numbers are numbers, and possible ones, and
+    there are none by which transformers does more than make our model."""
+    for name in config:
+        if name.lstrip("_").startswith(NOT_OURS):
+            raise _damaged(folder, f"a model of armd has no {name[:40]}")
+    if any(config.get(name) not in DTYPES for name in ("dtype", "torch_dtype")):
+        raise _damaged(folder, "dtype is no kind of floating-point numbers")
     for name in COUNTS:
         value = config.get(name, 1)
         if value is None and name in ("d_ff", "d_pe", "d_head", "n_two_stream", "n_kv_heads"):

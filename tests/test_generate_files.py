@@ -89,6 +89,31 @@ def test_other_settings_and_damage_are_not_resumed(
         cli.run(words(folder, out, "--resume"))
 
 
+@pytest.mark.parametrize(
+    "mine", [b"a poem of one line", b"a poem\n", b'{"prompt": 5}\n', b"\xff\xfe", b'{"indexes": 3}']
+)
+def test_a_file_of_something_else_is_not_resumed_away(
+    folder: Path, whole: bytes, tmp_path: Path, mine: bytes
+) -> None:
+    """Nor with other settings, nor is anything cut from it before the settings were compared."""
+    out = tmp_path / "out.jsonl"
+    for content in (mine, whole.splitlines(keepends=True)[0] + mine):
+        out.write_bytes(content)
+        with pytest.raises(ArmdError, match="damaged in line"):
+            cli.run(words(folder, out, "--resume"))
+        assert out.read_bytes() == content
+    out.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArmdError, match="other settings"):
+        cli.run(words(folder, out, "--resume", "--temperature", 0.5))
+    assert out.read_bytes() == whole[: len(whole) // 2]
+
+
+def test_samples_and_figures_have_a_file_each(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(ArmdError, match="one file"):
+        cli.run(words(folder, out, "--json", out))
+
+
 def test_a_full_disk_keeps_whole_rows(
     folder: Path,
     whole: bytes,

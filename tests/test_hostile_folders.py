@@ -2,6 +2,7 @@
 exit code 2; nothing in it is run, unpickled, followed elsewhere or believed."""
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -17,6 +18,7 @@ from armd import cli
 from armd.data.dataset import open_dataset
 from armd.errors import ArmdError
 from armd.runtime import memory
+from armd.runtime.atomic_files import write_sums
 from armd.train.recipe_limits import LIMITS
 
 
@@ -73,6 +75,13 @@ CHANGES: list[dict[str, Any]] = [
     {"model_type": ["armd"]},
     {"model_type": "armd-baseline", "model": "../../x"},
     {"query": "sideways"},
+    {"_attn_implementation": "evil/kernels"},  # transformers would get code from the hub
+    {"attn_implementation": "flash_attention_2"},
+    {"quantization_config": {"quant_method": "evil"}},
+    {"dtype": "complex64"},
+    {"torch_dtype": "float99"},
+    {"num_labels": 10**9},
+    {"id2label": {"x": 1}},
 ]
 
 
@@ -122,6 +131,37 @@ def test_weights_and_tokenizers_are_no_links_to_elsewhere(
         link.unlink()
         link.symlink_to(saved / name)
         assert "link" in said("generate", tmp_path / name, "--length", 8)
+
+
+def test_a_pipe_is_not_waited_for(saved: Path, tmp_path: Path, said) -> None:
+    for name in ("model.safetensors", "tokenizer.json", "sha256.json"):
+        shutil.copytree(saved, tmp_path / name)
+        write_sums(tmp_path / name)
+        (tmp_path / name / name).unlink()
+        os.mkfifo(tmp_path / name / name)
+        said("generate", tmp_path / name, "--length", 8)
+        said("verify", tmp_path / name)
+
+
+def test_weights_of_whole_numbers_are_no_weights(saved: Path, tmp_path: Path, said) -> None:
+    shutil.copytree(saved, tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"I32"'))
+    said("generate", tmp_path / "m", "--length", 8)
+
+
+def test_halves_of_letters_in_prompts(saved: Path, tmp_path: Path, said) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "\\ud800"}\n')
+    assert "line 2" in said("generate", saved, "--length", 8, "--prompts", file)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fair --seconds 0", "fair --repeats 0", "serve --texts -1", "busy --seconds nan"],
+)
+def test_a_bench_of_nothing(command: str, said) -> None:
+    said("bench", *command.split())
 
 
 def test_a_tokenizer_that_brings_code_is_refused_without_a_question(

@@ -65,6 +65,11 @@ def test_sizes_of_a_foreign_model_are_not_believed(
     assert len(refused(source, tmp_path, change)) < 600
 
 
+def test_a_foreign_config_brings_no_kernels(source: Path, tmp_path: Path) -> None:
+    change = {"text_config": {"_attn_implementation": "evil/kernels"}}
+    assert "code" in refused(source, tmp_path, change)
+
+
 def test_a_foreign_tokenizer_brings_no_code_and_no_links(source: Path, tmp_path: Path) -> None:
     code = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}
     assert "auto_map" in refused(source, tmp_path, code, "tokenizer_config.json")

@@ -87,6 +87,16 @@ def test_no_home_and_no_passwd_entry_works(source: Path, monkeypatch: pytest.Mon
     assert source.parent in made.parents and answer(made) == 42
 
 
+def test_a_pipe_is_no_library_and_a_torn_quote_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(pipe := tmp_path / "armd-0-1.so")
+    assert not build.is_whole(pipe)  # and it does not wait for a writer
+    monkeypatch.setenv("CC", "gcc 'half")
+    with pytest.raises(build.CannotCompile, match="CC"):
+        build._compiler()
+
+
 def test_without_a_compiler_the_reason_is_said_once(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

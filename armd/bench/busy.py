@@ -34,6 +34,9 @@ def bench_busy(
         threads: CPU threads; by default as the commands choose them.
         json: Write the figures to this file.
     """
+    from .timing import check_positive
+
+    check_positive(busy=busy, seconds=seconds, threads=threads)
     jobs = dict(workloads(small=small, threads=threads))
     alone = {name: rate(work, seconds) for name, work in jobs.items()}
     with busy_processes(busy):

@@ -46,7 +46,9 @@ def bench_fair(
     """Time four clients that stream texts, beside others of each kind, interleaved; the best of
     the repeats counts. Weights are random; each group of clients is a process of its own."""
     from .serve import serving
+    from .timing import check_positive
 
+    check_positive(seconds=seconds, repeats=repeats)
     best: dict[str, tuple[float, float]] = {}
     with serving(size, 8) as (_, port):
         for _ in range(repeats):

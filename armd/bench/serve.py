@@ -62,7 +62,9 @@ def bench_serve(
     import torch
 
     from ..runtime.memory import keep_freed_memory
+    from .timing import check_positive
 
+    check_positive(clients=clients, tokens=tokens, texts=texts, repeats=repeats, threads=threads)
     keep_freed_memory()
     found = [measure(size, clients, tokens, texts, repeats, threads) for size in sizes.split(",")]
     show(found)

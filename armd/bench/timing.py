@@ -9,7 +9,15 @@ from pathlib import Path
 
 import torch
 
+from ..errors import ArmdError
 from ..runtime.memory import give_back_memory
+
+
+def check_positive(**given: float | None) -> None:
+    """Raise for options of which 0 or less would leave nothing to time."""
+    for name, value in given.items():
+        if value is not None and not 0 < value <= 10**6:
+            raise ArmdError(f"--{name} {value:g} must be above 0 and at most 1000000")
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ def interleave(
     warm: bool = False,
 ) -> dict[str, Times]:
     """Run every side once to warm up, if they are not `warm`, then all in turn, `repeats` times."""
+    check_positive(repeats=repeats)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(warm, repeats + 1):
         for name, run in sides.items():

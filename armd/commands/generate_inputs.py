@@ -60,6 +60,8 @@ def _json_prompt(file: Path, number: int, line: str) -> str:
         found = None
     if not isinstance(found, str):
         raise ArmdError(f"{file} line {number} is no JSON object with a prompt") from None
+    if any("\ud800" <= letter <= "\udfff" for letter in found):
+        raise ArmdError(f"{file} line {number} holds half a surrogate pair; write whole letters")
     return found
 
 

@@ -129,6 +129,8 @@ def check(job: Writing) -> None:
         raise ArmdError("--blank-lengths is for the blanks of a --template; give one")
     if job.template is not None and job.length is not None:
         raise ArmdError("a template has its own length; use --blank-lengths instead of --length")
+    if job.json is not None and job.out is not None and job.json.resolve() == job.out.resolve():
+        raise ArmdError("--json and --out name one file; the figures need one of their own")
     for file in (job.out, job.json):
         if file is not None and file.is_dir():
             raise ArmdError(f"{file} is a folder; name a file to write to")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .generate_inputs import Request
     from .generate_options import Writing
 
+BEGIN = b'{"index": '
+"""Of each record: what is cut off begins so."""
+
 
 class Records:
     """Writes each record out at once, so that an interrupt keeps what was done. Of many processes,
@@ -139,29 +142,33 @@ class Records:
 
 def resumed(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """The whole records of a file that was begun with the same settings; a last one that was cut
-    off is removed from the file."""
+    off is removed from the file. A file of anything else is left as it is."""
     records: list[dict[str, Any]] = []
     whole = 0
     try:
-        for line in file.read_bytes().splitlines(keepends=True):
+        content = file.read_bytes()
+        for line in content.splitlines(keepends=True):
             record = _parsed(line)
             if record is None:
                 break
             records.append(record)
             whole += len(line)
-        rest = file.stat().st_size - whole
-        if rest and b"\n" in file.read_bytes()[whole:-1]:
-            raise ArmdError(f"{file} is damaged in line {len(records) + 1}; use --overwrite")
+        rest = content[whole:]
+        if b"\n" in rest or not (rest.startswith(BEGIN) or BEGIN.startswith(rest)):
+            raise ArmdError(
+                f"{file} is damaged in line {len(records) + 1}, or no file of samples, and stays "
+                "as it is; name another, or use --overwrite"
+            )
+        wanted = json.loads(json.dumps(settings))
+        if any(record["settings"] != wanted for record in records):
+            raise ArmdError(
+                f"{file} was written with other settings; give the same ones, or use --overwrite"
+            )
         os.truncate(file, whole)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ArmdError(f"cannot read {file}: {error.strerror}; name another file") from None
-    wanted = json.loads(json.dumps(settings))
-    if any(record["settings"] != wanted for record in records):
-        raise ArmdError(
-            f"{file} was written with other settings; give the same ones, or use --overwrite"
-        )
     return records
 
 

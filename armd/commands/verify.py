@@ -1,6 +1,7 @@
 """`armd verify FOLDER`: is each byte of a run, an exported model or a dataset as it was written?"""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -93,10 +94,20 @@ def check_run(folder: Path) -> Iterator[Found]:
 
 
 def check_model(folder: Path) -> Iterator[Found]:
-    from ..pretrained import check_sizes
+    from ..pretrained import OURS, check_sizes, read_config
     from ..runtime.atomic_files import SUMS, damaged_files
 
-    wrong = damaged_files(folder)
+    wrong, kind = damaged_files(folder), OURS[0]
+    with suppress(ArmdError):  # check_sizes says what is wrong with it
+        kind = str(read_config(folder).get("model_type"))
+    if kind not in OURS and wrong is None:
+        raise ArmdError(
+            f"{folder} is a model of '{kind[:40]}' without checksums ({SUMS}): there is nothing "
+            "to compare it with"
+        )
+    if kind not in OURS:
+        yield f"files with checksums in {SUMS}", "; ".join(wrong or ()) or None
+        return
     if wrong is None:
         yield "weights", _error(check_sizes, folder)
         yield SUMS, "there are no checksums: it was not exported by this armd"

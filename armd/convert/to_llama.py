@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from ..errors import ArmdError
 from ..pretrained import check_saved, model_folder, saved_kind
-from ..runtime.atomic_files import put_folder, refuse_link
+from ..runtime.atomic_files import put_folder, refuse_link, write_sums
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
 from .to_armd import NOTES
@@ -95,6 +95,7 @@ def to_llama(run: str, out: Path) -> Ours:
             if (ours.folder / name).is_file():
                 refuse_link(ours.folder / name)
                 shutil.copyfile(ours.folder / name, aside / name)
+        write_sums(aside)
         put_folder(aside, out)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None

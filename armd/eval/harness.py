@@ -179,6 +179,12 @@ def main() -> None:
     except ArmdError as error:
         print(f"armd: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except ValueError as error:
+        # lm_eval's own complaints about its words; a defect of a task would need its traceback
+        if not str(error).startswith(("Tasks not found", "No tasks specified")):
+            raise
+        print(f"armd: {error}; lm_eval ls tasks lists them", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from .results import stamp, write_results
 from .sample_files import Samples, heldout_samples, read_samples, save_samples
 from .text_metrics import text_figures
 
+MOST_SAMPLES = 10**6
+
 
 def eval_samples(
     source: tyro.conf.Positional[str],
@@ -61,6 +63,10 @@ def eval_samples(
     """
     if count < 1 or batch < 1 or (length is not None and length < 2):
         raise ArmdError("count and batch must be at least 1, length at least 2")
+    if count > MOST_SAMPLES:
+        raise ArmdError(f"--count {count} is more than {MOST_SAMPLES:,}; lower it")
+    if save is not None and json is not None and save.resolve() == json.resolve():
+        raise ArmdError("--save and --json name one file; the figures need one of their own")
     if save is not None and save.exists() and not overwrite:
         raise ArmdError(f"{save} is there already; name another file, or use --overwrite")
     judging = load_judge(judge, device=device, precision=precision)

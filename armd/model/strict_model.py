@@ -21,6 +21,7 @@ UNKNOWN_NEIGHBOR = {
     "position_code.outer.weight",
 }
 """What a model of query "neighbor" has besides the weights of query "shift"."""
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 logger = logging.get_logger(__name__)
 
 
@@ -44,7 +45,9 @@ class StrictModel(PreTrainedModel):
                 f"cannot load {source} ({first_line(error)}); give a folder that holds config.json "
                 "and model.safetensors (pickled weights are never opened)"
             ) from error
-        except RuntimeError as error:
+        except ArmdError:
+            raise
+        except (RuntimeError, ValueError, AttributeError) as error:
             raise ArmdError(
                 f"{source} does not fit its own config.json: {first_line(error)}"
             ) from error
@@ -116,7 +119,12 @@ def other_weights(source: Any, names: Collection[Any]) -> ArmdError:
 
 def check_weight_files(folder: Path) -> None:
     """Raise if the index of the weights names anything but safetensors files of this very folder:
-    transformers would unpickle a .bin that is named there. Links may not leave the folder."""
+    transformers would unpickle a .bin that is named there. Links may not leave the folder, and
+    what is no file, such as a pipe that never ends, is not opened."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ArmdError(f"{path} is no plain file; copy or export {folder} again")
+    refuse_kernels(folder / "config.json")
     index, root = folder / "model.safetensors.index.json", folder.resolve()
     names = [path.name for path in folder.glob("*.safetensors")]
     if index.exists():
@@ -137,6 +145,27 @@ def check_weight_files(folder: Path) -> None:
         )
         if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in inside):
             raise ArmdError(f"{path} is a link that leaves {folder}; put the file itself there")
+
+
+def refuse_kernels(file: Path) -> None:
+    """Raise if a config names an implementation of attention that is no plain word: transformers
+    would get code from the hub's folder of that name, and run it."""
+    try:
+        tables = [json.loads(file.read_text("utf-8"))] if file.is_file() else []
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArmdError(f"{file} is damaged ({first_line(error)}); copy it again") from None
+    while tables:
+        table = tables.pop()
+        if not isinstance(table, dict):
+            continue
+        tables += table.values()
+        for name, value in table.items():
+            plain = value is None or (isinstance(value, str) and value.isidentifier())
+            if name.lstrip("_").startswith(IMPLEMENTATIONS) and not plain:
+                raise ArmdError(
+                    f"{file} asks to run code of its own ({name}), which is refused; remove that "
+                    "entry"
+                )
 
 
 def first_line(error: Exception) -> str:

@@ -63,7 +63,7 @@ def library_file(sources: Sequence[Path], *, anew: bool = False) -> Path:
 def is_whole(path: Path) -> bool:
     """A file of ours that nobody else may write to, with the content that its name says."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     with os.fdopen(handle, "rb") as file:
@@ -117,7 +117,10 @@ def _parents_safe(folder: Path) -> bool:
 
 def _compiler() -> list[str]:
     """The C compiler's command."""
-    given = shlex.split(os.environ.get("CC") or "")
+    try:
+        given = shlex.split(os.environ.get("CC") or "")
+    except ValueError as error:
+        raise CannotCompile(f"CC is no command ({error})") from None
     found = shutil.which(given[0]) if given else shutil.which("cc") or shutil.which("gcc")
     if not found:
         raise CannotCompile(f"no C compiler{f' {given[0]!r}' if given else ''}; install gcc")

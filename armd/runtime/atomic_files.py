@@ -106,6 +106,8 @@ def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:
 def damaged_files(folder: Path) -> list[str] | None:
     """What is wrong with the files that a folder has checksums of, a few words each; None where it
     has no checksums."""
+    if (folder / SUMS).exists() and not (folder / SUMS).is_file():
+        return [f"{SUMS} is no file"]
     try:
         sums = json.loads((folder / SUMS).read_text("utf-8"))
         items = list(sums.items())
@@ -117,6 +119,8 @@ def damaged_files(folder: Path) -> list[str] | None:
     for name, digest in items:
         try:
             inside = (folder / name).resolve().is_relative_to(folder.resolve())
+            if not (folder / name).is_file():  # a pipe would never end
+                raise FileNotFoundError(name)
             if not inside or hash_file(folder / name) != digest:
                 wrong.append(f"{name} has another checksum")
         except (OSError, ValueError):  # no such file, or no name of a file

@@ -38,8 +38,9 @@ def inspect_batch(
     recipe = read_recipe(run)
     dataset, size = open_dataset(data or recipe.data), recipe.optimizer.batch_size
     first, end = rows or (0, size)
-    if not 0 <= first < end <= size or step < 0:
-        raise ArmdError(f"--rows must lie between 0 and {size}, and --step at 0 or above")
+    check_between("--step", step, 0, 10**9)
+    if not 0 <= first < end <= size:
+        raise ArmdError(f"--rows must lie between 0 and {size}")
     mine = range(first, end)
     now = stage(recipe.curriculum, seed=recipe.seed, step=step)
     loaded = load_rows(recipe, dataset.split("train"), now, step, mine)
