@@ -59,7 +59,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plot streams": (
         "plots.streams",
         "plot_streams",
-        "draw how the tokens of a text land, by step",
+        "draw which token of a text is written at which step",
     ),
     "serve": ("serve.command", "serve", "serve a model to many clients, with a page"),
     "bench train": ("bench.train", "bench_train", "time a training step against AR and GPT-2"),

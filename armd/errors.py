@@ -1,3 +1,14 @@
 """What a user's mistake raises; importable without torch."""
 
+from collections.abc import Collection
+from difflib import get_close_matches
+
 from .model.errors import ArmdError as ArmdError
+
+
+def no_such(kind: str, name: str, known: Collection[str], otherwise: str = "") -> ArmdError:
+    """An error for a name that is not among those known: it suggests the nearest, or else says what
+    to use."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.3)
+    hint = f"did you mean '{near[0]}'?" if near else otherwise or f"use one of {', '.join(known)}"
+    return ArmdError(f"no {kind} '{name}'; {hint}")

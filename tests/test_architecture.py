@@ -103,8 +103,9 @@ def test_the_wheel_holds_kernels_page_and_rooms(tmp_path: Path) -> None:
     """Without the C sources decoding would silently take the slow way."""
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    (source / "docs").mkdir()
+    for name in ("pyproject.toml", "docs/package.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
     shutil.copytree(PACKAGE, source / "armd", ignore=shutil.ignore_patterns("__pycache__"))
     build = "import setuptools.build_meta as b; print(b.build_wheel('out'))"
     (source / "out").mkdir()

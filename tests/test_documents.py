@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,13 @@ def test_every_file_and_link_exists(page: Path) -> None:
     named = re.findall(r"`((?:armd|tests|docs|examples|results)/[\w/.-]+\.\w+)`", text)
     gone += [name for name in named if name not in WRITTEN and not (ROOT / name).exists()]
     assert not gone
+
+
+def test_the_page_of_the_package_links_to_nothing_beside_it() -> None:
+    """It is shown where this repository is not."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / settings["project"]["readme"]).read_text("utf-8"))
+    assert links and all(link.startswith("https://") for link in links)
 
 
 def test_errors_name_commands_that_exist() -> None:

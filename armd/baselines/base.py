@@ -22,6 +22,18 @@ class Drawn:
     """Passes of the model that it took, without steps that changed nothing and were skipped."""
 
 
+@dataclass(frozen=True)
+class SampleJob:
+    """What a sampler is to write; see Baseline.sample."""
+
+    batch: int
+    length: int
+    steps: int
+    temperature: float
+    generator: torch.Generator | None
+    skip: bool
+
+
 class Baseline(StrictModel):
     """A baseline. Randomness comes from `generator`, or, without one, from torch's own state, which
     the trainer sets for every step."""
@@ -41,7 +53,7 @@ class Baseline(StrictModel):
         """One unbiased draw of the bound on -log p of each row's scored tokens, in nats; or of the
         pseudo-likelihood, or -log p itself. Tokens that are not scored (pads) are never noised."""
 
-    @abstractmethod
+    @torch.no_grad()
     def sample(
         self,
         *,
@@ -50,8 +62,20 @@ class Baseline(StrictModel):
         steps: int,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
+        skip: bool = True,
     ) -> Drawn:
-        """Texts from nothing, with at most about `steps` passes of the model; float64 draws."""
+        """Texts from nothing, with at most about `steps` passes of the model; float64 draws. `skip`
+        leaves out steps that are known to write nothing."""
+        self.check_sample(batch, length, steps)
+        return self.draw_texts(SampleJob(batch, length, steps, temperature, generator, skip))
+
+    @abstractmethod
+    def check_sample(self, batch: int, length: int, steps: int) -> None:
+        """Raise for texts that the model cannot write."""
+
+    @abstractmethod
+    def draw_texts(self, job: SampleJob) -> Drawn:
+        """The sampler itself."""
 
     def objective(
         self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..errors import ArmdError
 from ..model.layers import rope_cos_sin
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .configuration import BaselineConfig
 from .denoiser import AttentionInputs, Kept, not_padding, uniforms
 from .masked_diffusion import Absorbing, Noise, dense_rank
@@ -59,35 +59,25 @@ class Bd3lm(Absorbing):
     def _rope(self, position: Int[Tensor, "1 r"]) -> Float[Tensor, "1 r half 2"]:
         return rope_cos_sin(position, self.config).to(self.bos.dtype)
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-        skip: bool = True,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """Block by block, `steps` shared out evenly over the blocks, at least one each. Keys and
         values of finished blocks are kept; a block's clean rows enter with the next one's first
         pass. `skip` leaves out steps that write nothing, as for the other masked diffusions."""
-        self.check_sample(batch, length, steps)
+        batch, length, steps = job.batch, job.length, job.steps
         size = self.config.block_size
         each = max(1, steps // -(-length // size))
-        when = (uniforms(batch, length, like=self.bos, generator=generator) * each).long()
-        uniform = uniforms(batch, length, like=self.bos, generator=generator)
+        when = (uniforms(batch, length, like=self.bos, generator=job.generator) * each).long()
+        uniform = uniforms(batch, length, like=self.bos, generator=job.generator)
         tokens = torch.full_like(when, self.mask_id)
         kept, calls = self.nothing_kept(batch), 0
         for start in range(0, length, size):
             part = slice(start, start + size)
-            turn = dense_rank(when[:, part]) if skip else when[:, part]
-            passes = int(turn.max()) + 1 if skip else each
+            turn = dense_rank(when[:, part]) if job.skip else when[:, part]
+            passes = int(turn.max()) + 1 if job.skip else each
             for call in range(passes):
                 rows = self.step(tokens[:, : start + size], start, call == 0, kept)
                 chosen = turn == call
-                drawn = self.choose(rows[chosen], uniform[:, part][chosen], temperature)
+                drawn = self.choose(rows[chosen], uniform[:, part][chosen], job.temperature)
                 tokens[:, part] = tokens[:, part].masked_scatter(chosen, drawn)
             calls += passes
         return Drawn(tokens, calls)

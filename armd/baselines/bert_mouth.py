@@ -13,7 +13,7 @@ import torch
 
 from ..model.head import accumulate_dtype, weighted_loss
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .denoiser import not_padding, uniforms
 from .masked_diffusion import Absorbing, Noise, some_of
 
@@ -53,32 +53,22 @@ class BertMouth(Absorbing):
         changed = changed.masked_fill(lot < MASKED, self.mask_id)
         return chosen, changed.where(chosen, tokens)
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-        skip: bool = True,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """From MASK everywhere: a step masks one place and draws it given all others. With fewer
         steps than tokens it draws several at once, so that one sweep is done. Every step writes,
         so that `skip` has none to leave out."""
-        self.check_sample(batch, length, steps)
+        batch, length, steps = job.batch, job.length, job.steps
         together = -(-length // steps)
         sweep = -(-length // together)
         tokens = torch.full((batch, length), self.mask_id, device=self.device)
         places, calls = tokens, max(sweep, steps // sweep * sweep)
         for call in range(calls):
             if call % sweep == 0:
-                places = uniforms(batch, length, like=tokens, generator=generator).argsort(1)
+                places = uniforms(batch, length, like=tokens, generator=job.generator).argsort(1)
             now = places[:, call % sweep * together :][:, :together]
             tokens.scatter_(1, now, self.mask_id)
             index = now[..., None].expand(-1, -1, self.config.d_model)
             rows = self.hidden(tokens).gather(1, index).flatten(0, 1)
-            uniform = uniforms(*now.shape, like=tokens, generator=generator).flatten()
-            tokens.scatter_(1, now, self.choose(rows, uniform, temperature).view_as(now))
+            uniform = uniforms(*now.shape, like=tokens, generator=job.generator).flatten()
+            tokens.scatter_(1, now, self.choose(rows, uniform, job.temperature).view_as(now))
         return Drawn(tokens, calls)

@@ -24,7 +24,7 @@ from ..errors import ArmdError
 from ..model.head import ROWS, accumulate_dtype
 from ..model.sampling import invert
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .configuration import BaselineConfig
 from .denoiser import Trunk, not_padding, stratified, uniforms
 
@@ -109,28 +109,21 @@ class DiffusionBert(Trunk):
         true, log_true = stay.gather(1, at)[:, 0], log_stay.gather(1, at)[:, 0]
         return steps * ((1 - true) * cross + true * (log_true - stays_masked)) + auxiliary * cross
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """Ancestral sampling on an even grid. The time is no input of the network: while a step
         writes nothing, the next one needs no call."""
-        self.check_sample(batch, length, steps)
-        if temperature <= 0:
-            raise ArmdError(f"temperature {temperature} must be above 0 for DiffusionBERT's rates")
+        batch, length, steps = job.batch, job.length, job.steps
+        if job.temperature <= 0:
+            raise ArmdError(
+                f"temperature {job.temperature} must be above 0 for DiffusionBERT's rates"
+            )
         tokens = torch.full((batch, length), self.mask_id, device=self.device)
         spindle, rows, calls = self.spindle(), None, 0
         for step in range(steps):
             time, to = (
                 tokens.new_tensor(1 - s / steps, dtype=torch.float64) for s in (step, step + 1)
             )
-            uniform = uniforms(batch, length, like=tokens, generator=generator)
+            uniform = uniforms(batch, length, like=tokens, generator=job.generator)
             open_ = tokens == self.mask_id
             if not open_.any():
                 break
@@ -139,7 +132,7 @@ class DiffusionBert(Trunk):
             stay = stays(time, to, spindle)
             drawn = torch.cat(
                 [
-                    invert(self.weights(r, stay, temperature).cumsum(1), u)
+                    invert(self.weights(r, stay, job.temperature).cumsum(1), u)
                     for r, u in zip(
                         rows[open_].split(ROWS), uniform[open_].split(ROWS), strict=True
                     )

@@ -17,7 +17,7 @@ from ..errors import ArmdError
 from ..generation.sampling import Sampling, draw
 from ..model.head import ROWS
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .configuration import BaselineConfig
 from .denoiser import TimeCode, Trunk, uniforms
 
@@ -97,34 +97,25 @@ class EmbeddingDiffusion(Trunk):
         rest = self.config.d_embedding * (variance - 1 - variance.log())
         return (alpha.square() * square + rest) / 2
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """Ancestral sampling on an even grid of times, z in float64, and a token drawn from each
         z_0. Below temperature 1 the score, (z - alpha guess) / sigma, is divided by it, as PLAID
         does, and so are the last logits."""
-        self.check_sample(batch, length, steps)
-        if temperature <= 0:
-            raise ArmdError(f"temperature {temperature} must be above 0 to divide the score by")
+        batch, length, steps = job.batch, job.length, job.steps
+        if job.temperature <= 0:
+            raise ArmdError(f"temperature {job.temperature} must be above 0 to divide the score by")
         moves, size = max(1, steps - self.reads_last), (batch, length, self.config.d_embedding)
-        z = normals(*size, like=self.bos, generator=generator)
+        z = normals(*size, like=self.bos, generator=job.generator)
         grid = self.gamma(torch.linspace(1, 0, moves + 1, dtype=torch.float64, device=z.device))
         for now, then in pairwise(grid):
             (alpha, _), (alpha_then, sigma_then) = parts_of(now), parts_of(then)
             guess = self.guess(z.to(self.bos.dtype), now.expand(batch)).double()
-            guess = guess / temperature + z * (1 - 1 / temperature) / alpha
+            guess = guess / job.temperature + z * (1 - 1 / job.temperature) / alpha
             share = -torch.expm1(then - now)  # of the guess in the next z
             z = alpha_then * (z * (1 - share) / alpha + share * guess)
-            noise = normals(*size, like=z, generator=generator)
+            noise = normals(*size, like=z, generator=job.generator)
             z = z + share.sqrt() * sigma_then * noise
-        tokens = self._spelt(z.to(self.bos.dtype), grid[-1], temperature, generator)
+        tokens = self._spelt(z.to(self.bos.dtype), grid[-1], job.temperature, job.generator)
         return Drawn(tokens, moves + self.reads_last)
 
     def _spelt(

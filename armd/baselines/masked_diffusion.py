@@ -12,7 +12,7 @@ import torch
 from ..generation.sampling import Sampling, draw
 from ..model.head import ROWS, accumulate_dtype, target_log_probs, weighted_loss
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .denoiser import Trunk, not_padding, uniforms
 
 
@@ -72,33 +72,23 @@ class Absorbing(Trunk):
             rows, self.head_matrix(), target, weight.to(accumulate_dtype(rows.dtype))
         )
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-        skip: bool = True,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """Ancestral sampling on the grid 1, 1 - 1/steps ... 0. With a linear schedule each token
         appears in any of the steps with the same chance, whatever the network says, so the steps
         are drawn first. Between them the text does not change: with `skip` (the samplers' caching
         of unchanged steps) a row goes straight to its next step that writes something."""
-        self.check_sample(batch, length, steps)
-        when = (uniforms(batch, length, like=self.bos, generator=generator) * steps).long()
-        uniform = uniforms(batch, length, like=self.bos, generator=generator)
-        turn = dense_rank(when) if skip else when
+        batch, length, steps = job.batch, job.length, job.steps
+        when = (uniforms(batch, length, like=self.bos, generator=job.generator) * steps).long()
+        uniform = uniforms(batch, length, like=self.bos, generator=job.generator)
+        turn = dense_rank(when) if job.skip else when
         tokens = torch.full_like(when, self.mask_id)
-        calls = int(turn.max()) + 1 if skip else steps
+        calls = int(turn.max()) + 1 if job.skip else steps
         for call in range(calls):
             chosen = turn == call
-            rows = torch.ones_like(chosen[:, 0]) if not skip else chosen.any(1)
+            rows = torch.ones_like(chosen[:, 0]) if not job.skip else chosen.any(1)
             time = 1 - when.where(chosen, 0).amax(1)[rows].to(uniform.dtype) / steps
             final = self.hidden(tokens[rows], time=time)[chosen[rows]]
-            tokens[chosen] = self.choose(final, uniform[chosen], temperature)
+            tokens[chosen] = self.choose(final, uniform[chosen], job.temperature)
         return Drawn(tokens, calls)
 
     def choose(

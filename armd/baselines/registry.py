@@ -1,10 +1,9 @@
 """Every model by its name. Nothing here imports torch."""
 
-import difflib
 import importlib
 from typing import Any
 
-from ..errors import ArmdError
+from ..errors import no_such
 
 # name -> module, class, what it is
 MODELS = {
@@ -45,9 +44,7 @@ OWN: dict[str, dict[str, Any]] = {
 def check_name(name: str) -> str:
     """The name, or an error that suggests the nearest."""
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.3)
-        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(MODELS)}"
-        raise ArmdError(f"no model '{name}'; {hint}")
+        raise no_such("model", name, MODELS)
     return name
 
 

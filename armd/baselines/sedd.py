@@ -18,7 +18,7 @@ from ..errors import ArmdError
 from ..model.head import ROWS, accumulate_dtype
 from ..model.sampling import invert
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .denoiser import Trunk, not_padding, stratified, uniforms
 
 
@@ -90,25 +90,16 @@ class Sedd(Trunk):
         dtype = accumulate_dtype(logits.dtype)
         return self.entropy(logits.to(dtype), noisy, clean, time.to(dtype))
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """All tokens leap at once, from time to time of an even grid. The time is an input of the
         network, so that every step is a call until nothing can change any more."""
-        self.check_sample(batch, length, steps)
-        if temperature <= 0:
-            raise ArmdError(f"temperature {temperature} must be above 0 for SEDD's rates")
-        tokens, calls = self.start(batch, length, generator), 0
+        batch, length, steps = job.batch, job.length, job.steps
+        if job.temperature <= 0:
+            raise ArmdError(f"temperature {job.temperature} must be above 0 for SEDD's rates")
+        tokens, calls = self.start(batch, length, job.generator), 0
         for step in range(steps):
             time, to = (self.first_time * (1 - s / steps) for s in (step, step + 1))
-            uniform = uniforms(batch, length, like=tokens, generator=generator)
+            uniform = uniforms(batch, length, like=tokens, generator=job.generator)
             open_ = self.movable(tokens)
             if not open_.any():
                 break
@@ -119,7 +110,7 @@ class Sedd(Trunk):
             )
             tokens[open_] = torch.cat(
                 [
-                    invert(self.weights(r, x, time, to, temperature).cumsum(-1), u)
+                    invert(self.weights(r, x, time, to, job.temperature).cumsum(-1), u)
                     for r, x, u in parts
                 ]
             )

@@ -19,7 +19,7 @@ from ..generation.sampling import Sampling, draw
 from ..model.head import target_log_probs, weighted_loss
 from ..model.layers import Layer
 from ..model.shapes import Bool, Float, Int, Tensor
-from .base import Drawn
+from .base import Drawn, SampleJob
 from .configuration import BaselineConfig
 from .denoiser import Trunk, uniforms
 
@@ -136,20 +136,11 @@ class TransformerXl(Trunk):
         weight = (scored / scored.sum().clamp(min=1)).flatten()
         return weighted_loss(rows, self.head_matrix(), tokens.flatten(), weight)
 
-    @torch.no_grad()
-    def sample(
-        self,
-        *,
-        batch: int,
-        length: int,
-        steps: int,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Drawn:
+    def draw_texts(self, job: SampleJob) -> Drawn:
         """One token a pass, whatever `steps` says. A pass reads its segment so far, and memory."""
-        self.check_sample(batch, length, steps)
-        sampling, size = Sampling(temperature=temperature), self.config.segment
-        uniform = uniforms(batch, length, like=self.bos, generator=generator)
+        batch, length = job.batch, job.length
+        sampling, size = Sampling(temperature=job.temperature), self.config.segment
+        uniform = uniforms(batch, length, like=self.bos, generator=job.generator)
         tokens = torch.zeros(batch, length, dtype=torch.long, device=self.device)
         memory = self.nothing_remembered(batch)
         rows = self.bos.expand(batch, 1, -1)

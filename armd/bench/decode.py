@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from ..eval.results import table
+
 READINGS = 64
 """Sums over memory, one after the other, that its speed is read off."""
 
@@ -228,24 +230,20 @@ def measure(
 
 
 def show(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{rows[0].batch} x {rows[0].length} tokens", box=None)
-    columns = ("way", "calls", "s", "tok/s", "x S=1", "median", "bandw.", "median", "MiB")
-    for column in (*columns, "measured"):
-        table.add_column(column, justify="left" if column in ("way", "measured") else "right")
-    for row in rows:
-        shares = (row.bandwidth_share, row.median_share)
-        table.add_row(
+    print(f"{rows[0].batch} x {rows[0].length} tokens")
+    header = ["way", "calls", "s", "tok/s", "x S=1", "median", "bandw.", "median", "MiB"]
+    lines = [
+        [
             row.way,
             str(row.calls),
             f"{row.seconds:.1f}",
             f"{row.tokens_per_second:.1f}",
             f"{row.ratio:.2f}",
             f"{row.median_ratio:.2f}",
-            *("-" if share is None else f"{share:.0%}" for share in shares),
+            *("-" if s is None else f"{s:.0%}" for s in (row.bandwidth_share, row.median_share)),
             "-" if row.memory is None else f"{row.memory / 2**20:.0f}",
             row.measured,
-        )
-    Console().print(table)
+        ]
+        for row in rows
+    ]
+    print(table([*header, "measured"], lines))

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from ..eval.results import table
+
 CLIENTS, TOKENS = 4, 64
 # what the others ask for: path, body, how many of them
 OTHERS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -104,16 +106,13 @@ async def clients(port: int, kind: str, seconds: float) -> float:
 
 
 def show(found: list[Share]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, title=f"{found[0].size}: four clients beside others")
-    for column in ("beside", "tokens/s of the four", "share", "answers/s of the others"):
-        table.add_column(column, justify="left" if column == "beside" else "right")
+    print(f"{found[0].size}: four clients beside others")
+    header = ["beside", "tokens/s of the four", "share", "answers/s of the others"]
+    lines = []
     for row in found:
         cells = (f"{row.tokens_per_second:.0f}", f"{row.share:.0%}", f"{row.others_per_second:.1f}")
-        table.add_row(row.others, *cells)
-    Console(width=100).print(table)
+        lines.append([row.others, *cells])
+    print(table(header, lines))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from ..eval.results import table
+
 
 @dataclass(frozen=True)
 class Product:
@@ -84,14 +86,9 @@ def build(
 
 
 def show(products: list[Product]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    print("GB/s of float32 weights, or of what they would be")
+    lines: dict[str, list[str]] = {}
+    for product in products:
+        lines.setdefault(product.way, [product.way]).append(f"{product.gb_per_second:.0f}")
     rows = sorted({product.rows for product in products})
-    table = Table(title="GB/s of float32 weights, or of what they would be", box=None)
-    for column in ("rows", *map(str, rows)):
-        table.add_column(column, justify="left" if column == "rows" else "right")
-    for way in dict.fromkeys(product.way for product in products):
-        rates = [f"{product.gb_per_second:.0f}" for product in products if product.way == way]
-        table.add_row(way, *rates)
-    Console().print(table)
+    print(table(["rows", *map(str, rows)], list(lines.values())))

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ..eval.results import table
+
 if TYPE_CHECKING:
     from ..serve.service import Service
 
@@ -192,18 +194,14 @@ async def together(port: int, clients: int, tokens: int, texts: int) -> dict[str
 
 
 def show(found: list[Figures]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, title="one client against many, streamed")
-    columns = ("model", "tokens/s alone", "library", "own cost", "clients", "tokens/s", "ratio")
-    for column in (*columns, "first token, calls", "ms"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    print("one client against many, streamed")
+    header = ["model", "tokens/s alone", "library", "own cost", "clients", "tokens/s", "ratio"]
+    lines = []
     for row in found:
         cells = (f"{row.alone:.1f}", f"{row.library:.1f}", f"{row.own_cost:.1%}", f"{row.clients}")
         cells += (f"{row.together:.1f}", f"{row.ratio:.2f}", f"{row.first_token_calls:.2f}")
-        table.add_row(row.size, *cells, f"{row.first_token * 1e3:.0f}")
-    Console(width=120).print(table)
+        lines.append([row.size, *cells, f"{row.first_token * 1e3:.0f}"])
+    print(table([*header, "first token, calls", "ms"], lines))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from ..eval.results import table
+
 RHO = 32
 STREAMS = 4
 
@@ -194,15 +196,10 @@ def step_flops(side: Side, length: int, batch: int) -> float:
 
 
 def show(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"forward and backward, {rows[0].length} tokens", box=None)
-    for column in ("model", "s", "median", "tok/s", "x AR", "median", "FLOPs", "peak", "MiB"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for row in rows:
-        memory = "-" if row.memory is None else f"{row.memory / 2**20:.0f}"
-        table.add_row(
+    print(f"forward and backward, {rows[0].length} tokens")
+    header = ["model", "s", "median", "tok/s", "x AR", "median", "FLOPs", "peak", "MiB"]
+    lines = [
+        [
             row.model,
             f"{row.seconds:.3f}",
             f"{row.median:.3f}",
@@ -211,6 +208,8 @@ def show(rows: list[Row]) -> None:
             f"{row.median_ratio:.2f}",
             f"{row.flop_ratio:.2f}",
             f"{row.peak_share:.0%}",
-            memory,
-        )
-    Console().print(table)
+            "-" if row.memory is None else f"{row.memory / 2**20:.0f}",
+        ]
+        for row in rows
+    ]
+    print(table(header, lines))

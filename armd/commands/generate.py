@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.progress import progress, rate
 from .generate_inputs import Request, batches, plans_of
 from .generate_options import Writing, check, check_out, opened, requested, sampling_of
 
@@ -168,14 +169,14 @@ def write_all(
     """Every request, shared over the processes; the figures, complete in the first of them."""
     from ..eval.entropy import mean_entropy
     from .generate_outputs import Records
-    from .terminal_view import bar
 
     settings = settings_of(job, model, sampling, max(len(request.tokens) for request in requests))
     write_some = partial(write, job, model, tokenizer, sampling)
     mine, start = ranks.share(requests), time.perf_counter()
     calls, tokens, busy = 0, 0, 0.0
     quiet = job.show or (job.out is None and sys.stdout.isatty())
-    with Records(job, settings, tokenizer, ranks) as records, bar(len(mine), shown=not quiet) as go:
+    bar = progress("writing", len(mine), shown=not quiet and len(mine) > 1)
+    with Records(job, settings, tokenizer, ranks) as records, bar as report:
         for group in batches(mine, 1 if job.show else job.batch):
             if all(request.index in records.done for request in group):
                 continue
@@ -186,7 +187,7 @@ def write_all(
             calls, tokens = calls + made, tokens + sum(text.drawn for text in texts)
             for request, text in zip(group, texts, strict=True):
                 records.add(request, text)
-            go(records.count, f"{tokens / max(busy, 1e-9):,.1f} tokens/s")
+            report(records.count, f"{records.count} of {len(mine)}, {rate(tokens, busy)}")
         parts = ranks.gather((calls, tokens, busy, records.made))
         made = records.merge([record for part in parts for record in part[3]])
     seconds = max((part[2] for part in parts), default=busy)

@@ -46,7 +46,7 @@ def quantize(job: Quantization) -> None:
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
     from ..pretrained import is_quantized, load_model, model_folder, saved_kind
-    from ..runtime.atomic_files import SUMS, put_folder, refuse_link, write_sums
+    from ..runtime.atomic_files import SUMS, new_folder, refuse_link, write_sums
 
     if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
         raise ArmdError(f"{job.out} is not empty; choose another folder")
@@ -62,10 +62,7 @@ def quantize(job: Quantization) -> None:
     if text is not None and quality["rows_cost"] > ROW_LOSS:
         packed = pack(model, job.weights, float_rows=True)
         quality |= {"rows_cost_before": quality["rows_cost"], **measure(model, packed, text)}
-    aside = job.out.with_name(f".{job.out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
+    with new_folder(job.out) as aside:
         save_quantized(cast(FastLM, packed), aside, quality)
         for file in folder.iterdir():  # the tokenizer's files, and no code: it loads with armd
             kept = file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != SUMS
@@ -73,13 +70,6 @@ def quantize(job: Quantization) -> None:
                 refuse_link(file)
                 shutil.copyfile(file, aside / file.name)
         write_sums(aside)
-        put_folder(aside, job.out)
-    except OSError as error:
-        raise ArmdError(
-            f"cannot write {job.out}: {error.strerror}; choose another folder"
-        ) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     size = (job.out / "model.safetensors").stat().st_size
     print(f"{job.out}: {job.weights}, {size / 1e6:.1f} MB; {said(quality)}")
 

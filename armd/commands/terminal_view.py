@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -70,24 +70,3 @@ def live() -> Iterator[Callable[[Text], None] | None]:
 
     with Live(refresh_per_second=12, vertical_overflow="visible") as display:
         yield display.update
-
-
-@contextmanager
-def bar(total: int, *, shown: bool) -> Iterator[Callable[[int, str], None]]:
-    """Yields report(done, state): a bar on a terminal, silence elsewhere."""
-    if not shown or total < 2 or not sys.stderr.isatty():
-        yield lambda done, state: None
-        return
-    from rich import progress as rich
-    from rich.console import Console
-
-    columns: tuple[Any, ...] = (
-        rich.TextColumn("writing"),
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TextColumn("{task.fields[state]}"),
-        rich.TimeRemainingColumn(),
-    )
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        task = display.add_task("", total=total, state="")
-        yield lambda done, state: display.update(task, completed=done, state=state)

@@ -4,7 +4,6 @@ can be asked in any order."""
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import put_folder, write_sums
+from ..runtime.atomic_files import new_folder, write_sums
 from .adapter import Merging, right_offset_of
 from .family import config_for
 from .layout import Piece, interleaved, layout, new_weights
 from .source import Source, open_source
-from .weight_file import WEIGHTS, check_disk, write_one_by_one
+from .weight_file import WEIGHTS, check_room, write_one_by_one
 
 if TYPE_CHECKING:
     from ..model.configuration_armd import ArmdConfig
@@ -49,23 +48,12 @@ def convert(
         config.right_offset = min(right_offset_of(adapter), config.max_length)
     pieces = layout(config)
     check_tensors(source, pieces)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArmdError(f"{out} is not empty; choose another folder")
-    count = sum(torch.Size(shape).numel() for shape in source.shapes.values())
-    check_disk(out, int(count * source.dtype.itemsize * 1.02))
-    aside = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
+    check_room(out, source.shapes.values(), source.dtype)
+    with new_folder(out) as aside:
         bos, token = tokenizer_of(source, config.vocab_size, aside)
         write_weights(source, config, pieces, aside / WEIGHTS, bos, merging)
         write_config(source, config, aside)
         write_sums(aside)
-        put_folder(aside, out)
-    except OSError as error:
-        raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return Converted(out, config, source, token)
 
 

@@ -15,11 +15,11 @@ from safetensors import safe_open
 
 from ..errors import ArmdError
 from ..pretrained import check_saved, model_folder, saved_kind
-from ..runtime.atomic_files import put_folder, refuse_link, write_sums
+from ..runtime.atomic_files import new_folder, refuse_link, write_sums
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
 from .to_armd import NOTES
-from .weight_file import WEIGHTS, check_disk, write_one_by_one
+from .weight_file import WEIGHTS, check_room, write_one_by_one
 
 if TYPE_CHECKING:
     from ..model.configuration_armd import ArmdConfig
@@ -83,11 +83,8 @@ def to_llama(run: str, out: Path) -> Ours:
     """Write the folder `out`: config, safetensors, tokenizer and chat template."""
     ours = open_ours(run)
     check_bos(ours)
-    prepare(out, ours)
-    aside = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
+    check_room(out, ours.shapes.values(), ours.dtype)
+    with new_folder(out) as aside:
         write_one_by_one(aside / WEIGHTS, ours.shapes, ours.dtype, ours.read)
         text = json.dumps(llama_config(ours), indent=2)
         (aside / "config.json").write_text(text + "\n", "utf-8")
@@ -96,20 +93,7 @@ def to_llama(run: str, out: Path) -> Ours:
                 refuse_link(ours.folder / name)
                 shutil.copyfile(ours.folder / name, aside / name)
         write_sums(aside)
-        put_folder(aside, out)
-    except OSError as error:
-        raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return ours
-
-
-def prepare(out: Path, ours: Ours) -> None:
-    """Raise, with nothing written, where `out` cannot take the model."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArmdError(f"{out} is not empty; choose another folder")
-    count = sum(torch.Size(shape).numel() for shape in ours.shapes.values())
-    check_disk(out, int(count * ours.dtype.itemsize * 1.02))
 
 
 def bos_and_eos(folder: Path) -> tuple[int | None, int | None]:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,14 @@ def check_disk(folder: Path, size: int) -> None:
             f"{folder} needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there; "
             "free some space or choose another folder"
         )
+
+
+def check_room(out: Path, shapes: Iterable[tuple[int, ...]], dtype: torch.dtype) -> None:
+    """Raise, with nothing written, where the folder `out` cannot take a model of these weights."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArmdError(f"{out} is not empty; choose another folder")
+    count = sum(torch.Size(shape).numel() for shape in shapes)
+    check_disk(out, int(count * dtype.itemsize * 1.02))
 
 
 def write_one_by_one(

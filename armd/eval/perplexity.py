@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
 from ..runtime.processes import ProcessGroup
+from ..runtime.progress import rate
 from ..runtime.seeds import seeded
 from .padding import filled, in_batches
 from .windows import Protocol, Tally, Window, cut
@@ -196,8 +197,9 @@ def perplexity(
     for part in score_windows(scorer, mine, scoring, first=first):
         sums.add(part)
         if report is not None:
-            about = sums.windows * ranks.world, sums.counted * ranks.world
-            report(*about, time.perf_counter() - start)
+            windows, tokens = sums.windows * ranks.world, sums.counted * ranks.world
+            speed = rate(tokens, time.perf_counter() - start)
+            report(windows, f"{windows:,} windows, {tokens:,} tokens, {speed}")
     sums = together(sums, ranks)
     if not sums.counted:
         raise ArmdError(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from ..runtime.processes import ProcessGroup, process_group
+from ..runtime.progress import progress
 from .peer_detokenize import PEER_DETOKENIZERS
 from .perplexity import DRAWN, Scoring, drawn, perplexity
-from .results import progress, read_results, stamp, table, write_results
+from .results import read_results, stamp, table, write_results
 from .windows import PROTOCOLS, Protocol
 
 if TYPE_CHECKING:

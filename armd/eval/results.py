@@ -4,8 +4,6 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,29 +60,3 @@ def table(header: list[str], rows: list[list[str]]) -> str:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
     return "\n".join(lines)
-
-
-@contextmanager
-def progress(what: str, *, shown: bool = True) -> Iterator[Callable[[int, int, float], None]]:
-    """Yields report(windows, tokens, seconds), shown on a terminal, silent elsewhere."""
-    if not shown or not sys.stderr.isatty():
-        yield lambda windows, tokens, seconds: None
-        return
-    from rich import progress as rich
-    from rich.console import Console
-
-    columns = (
-        rich.SpinnerColumn(),
-        rich.TextColumn(what),
-        rich.TextColumn("{task.fields[state]}"),
-        rich.TimeElapsedColumn(),
-    )
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        task = display.add_task("", total=None, state="")
-
-        def report(windows: int, tokens: int, seconds: float) -> None:
-            rate = tokens / max(seconds, 1e-9)
-            state = f"{windows:,} windows, {tokens:,} tokens, {rate:,.0f} tokens/s"
-            display.update(task, state=state)
-
-        yield report

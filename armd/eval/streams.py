@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from ..errors import ArmdError
-from .results import progress, stamp, table, write_results
+from ..runtime.progress import progress, rate
+from .results import stamp, table, write_results
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ def eval_streams(
         rows = spread_windows(loaded, corpus, length, windows)
         settings = {"model": model, "data": corpus.name, "source": corpus.source}
         facts = {"weights": loaded.fingerprint, "config": loaded.config, "precision": precision}
-        with progress(corpus.name) as report:
+        with progress(corpus.name, len(rows) * len({1, *streams})) as report:
             figures = costs(loaded, rows, streams, prompt, report)
         results.append({**settings, **facts, "prompt": prompt, **figures, **stamp()})
         write_results(json, "streams", results)
@@ -111,7 +112,7 @@ def costs(
                 log_p = loaded.scorer().log_probs(row[None].to(loaded.model.device), order, prompt)
             parts.append(-log_p[0, prompt:].double().sum().cpu())
             done += 1
-            report(done, done * n, time.perf_counter() - start)
+            report(done, rate(done * n, time.perf_counter() - start))
         nats[count] = torch.stack(parts)
         seconds[count] = (time.perf_counter() - begin) / len(rows)
     scored = n - prompt

@@ -25,13 +25,13 @@ class Protocol:
 
     name: str
     splits: dict[str, str]
-    row_end: bool
+    row_end: bool = True
     """An EOS after every row, empty rows too."""
-    wrapped: bool
+    wrapped: bool = False
     """A window is BOS, window - 2 tokens, EOS; otherwise it is a plain cut."""
-    tail: bool
+    tail: bool = True
     """The tokens left over, fewer than a window, are scored too."""
-    group: int | None
+    group: int | None = None
     """Rows cut at a time, the tail of each group dropped; None: the whole text at once."""
     first: bool = True
     """The first token of a window is scored, where the model can score it."""
@@ -48,65 +48,18 @@ class Protocol:
     """What is scored if nothing is named."""
 
 
+_PEERS: dict[str, Any] = {"tail": False, "group": PEERS_GROUP, "detokenizers": PEER_DETOKENIZERS}
+_LM1B: dict[str, Any] = {"free_bos": True, "window": 128, "data": "lm1b"}
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
-        Protocol("exact", _TEST, row_end=True, wrapped=False, tail=True, group=None),
-        Protocol(
-            "sedd",
-            _TEST | {"wikitext2": "train"},
-            row_end=True,
-            wrapped=False,
-            tail=False,
-            group=PEERS_GROUP,
-            detokenizers=PEER_DETOKENIZERS,
-        ),
-        Protocol(
-            "mdlm",
-            _VALIDATION,
-            row_end=True,
-            wrapped=True,
-            tail=False,
-            group=PEERS_GROUP,
-            detokenizers=PEER_DETOKENIZERS,
-        ),
-        Protocol(
-            "bd3lm",
-            _VALIDATION,
-            row_end=False,
-            wrapped=True,
-            tail=False,
-            group=PEERS_GROUP,
-            first=False,
-            detokenizers=PEER_DETOKENIZERS,
-        ),
-        Protocol("rows", _TEST, row_end=True, wrapped=False, tail=True, group=None, by_row=True),
-        Protocol(
-            "lm1b",
-            _TEST,
-            row_end=True,
-            wrapped=False,
-            tail=True,
-            group=None,
-            by_row=True,
-            free_bos=True,
-            detokenizers=PEER_DETOKENIZERS,
-            window=128,
-            data="lm1b",
-        ),
-        Protocol(
-            "lm1b-packed",
-            _TEST,
-            row_end=True,
-            wrapped=True,
-            tail=False,
-            group=PEERS_GROUP,
-            first=False,
-            free_bos=True,
-            detokenizers=PEER_DETOKENIZERS,
-            window=128,
-            data="lm1b",
-        ),
+        Protocol("exact", _TEST),
+        Protocol("sedd", _TEST | {"wikitext2": "train"}, **_PEERS),
+        Protocol("mdlm", _VALIDATION, wrapped=True, **_PEERS),
+        Protocol("bd3lm", _VALIDATION, row_end=False, wrapped=True, first=False, **_PEERS),
+        Protocol("rows", _TEST, by_row=True),
+        Protocol("lm1b", _TEST, by_row=True, detokenizers=PEER_DETOKENIZERS, **_LM1B),
+        Protocol("lm1b-packed", _TEST, wrapped=True, first=False, **_PEERS, **_LM1B),
     )
 }
 

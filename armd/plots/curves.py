@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import ArmdError
+from .orders import pyplot_or_error
 
 _MARKS = "os^Dvp*X"
 COLUMNS = 3
@@ -85,13 +86,7 @@ def panels_of(curves: Runs) -> dict[str, dict[str, tuple[str, Points]]]:
 
 def draw(curves: Runs, out: Path) -> None:
     """The panels in rows of three, as wide as a page; the runs share colours and marks."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ArmdError("plots need matplotlib: pip install 'armd[plots]'") from None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_or_error()
     panels = panels_of(curves)
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)

@@ -1,4 +1,4 @@
-"""A picture of streams landing: which token appears where, at which model call."""
+"""A picture of streams: which token of a text is written at which model call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plot_streams(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Write a text and draw how its tokens land: a row for each model call, coloured by it.
+    """Write a text and draw which token is written when: a row for each model call.
 
     Args:
         model: A training run, or a folder of save_pretrained with its tokenizer.

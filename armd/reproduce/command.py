@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 import traceback
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..errors import ArmdError
+from ..errors import ArmdError, no_such
 from .paper_options import PaperOptions
 from .result_file import STAGES
 
@@ -100,9 +99,7 @@ def reproduce(
 def check_stages(stages: list[str]) -> list[str]:
     for name in stages:
         if name not in (*STAGES, "page"):
-            near = difflib.get_close_matches(name, (*STAGES, "page"), n=1, cutoff=0.3)
-            hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(STAGES)}"
-            raise ArmdError(f"no stage '{name}'; {hint}")
+            raise no_such("stage", name, (*STAGES, "page"))
     return [name for name in STAGES if name in stages or not stages]
 
 
@@ -114,9 +111,7 @@ def check_runs(runs: tuple[str, ...], scale: Any, stages: list[str]) -> tuple[st
     known = {run.name for stage in stages for run in runs_of(stage)(scale)}
     for name in runs:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-            hint = f"did you mean '{near[0]}'?" if near else "see --plan"
-            raise ArmdError(f"no run '{name}' in {', '.join(stages)}; {hint}")
+            raise no_such(f"run of {', '.join(stages)}", name, known, "see --plan")
     return runs
 
 

@@ -7,7 +7,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArmdError
+from ..plots.orders import pyplot_or_error
 from .tables import LABELS, Entries, perplexity_of
 
 OURS, EXACT, BOUND = "#c2410c", "#1d4ed8", "#94a3b8"
@@ -15,13 +15,7 @@ OURS, EXACT, BOUND = "#c2410c", "#1d4ed8", "#94a3b8"
 
 def draw_all(found: dict[str, Entries], folder: Path) -> None:
     """Every figure for which there are results, in `folder`."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ArmdError("plots need matplotlib: pip install 'armd[plots]'") from None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_or_error()
     folder.mkdir(parents=True, exist_ok=True)
     pyplot.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
     drawings = {

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArmdError
 from ..eval import paper_tables as published
+from ..plots.orders import pyplot_or_error
 from ..runtime.atomic_files import write_text
 from .paper_cells import Cell
 from .paper_study import PaperStudy, contents
@@ -64,13 +64,7 @@ def table_of(chosen: list[Cell], found: dict[str, Any], numbers: dict[str, int])
 
 def draw_curves(chosen: list[Cell], found: dict[str, Any], out: Path) -> None:
     """Perplexity against steps, a panel a data set; the paper's baselines stand at 400K."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ArmdError("plots need matplotlib: pip install 'armd[plots]'") from None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_or_error()
     small = chosen[0].table.endswith("small")
     baselines = published.TABLE_1_SMALL if small else published.TABLE_1_MEDIUM
     figure, axes = pyplot.subplots(1, len(published.TITLES), figsize=(15, 3.4))

@@ -3,14 +3,13 @@ hours and cost comes first, then training, measuring and the page, each done onc
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArmdError
+from ..errors import ArmdError, no_such
 from ..runtime.atomic_files import write_text
 from ..runtime.device import find_device
 from ..train.cost_estimate import GPUS
@@ -87,9 +86,7 @@ def needed(runs: dict[str, Trained], wanted: set[str]) -> dict[str, Trained]:
 def check_tables(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in (*TABLES, "page"):
-            near = difflib.get_close_matches(name, (*TABLES, "page"), n=1, cutoff=0.3)
-            hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(TABLES)}"
-            raise ArmdError(f"the paper's study has no '{name}'; {hint}")
+            raise no_such("stage of the paper's study", name, (*TABLES, "page"))
     return tuple(name for name in TABLES if name in names) or TABLES
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..errors import ArmdError
+from ..errors import no_such
 from ..train.recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
 
 
@@ -97,7 +96,5 @@ SCALES: dict[str, Callable[[], Scale]] = {"mini": mini, "tiny": tiny}
 def scale(name: str) -> Scale:
     """The scale called `name`."""
     if name not in SCALES:
-        near = difflib.get_close_matches(name, SCALES, n=1, cutoff=0.3)
-        hint = f"did you mean '{near[0]}'?" if near else f"use {', '.join(SCALES)} or paper"
-        raise ArmdError(f"no scale '{name}'; {hint}")
+        raise no_such("scale", name, [*SCALES, "paper"])
     return SCALES[name]()

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..model.errors import ArmdError
@@ -67,6 +68,21 @@ def put_folder(aside: Path, final: Path) -> None:
         aside.rename(final)
     sync_folder(final.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """An empty folder to write into, which takes the place of `out` unless something is raised."""
+    aside = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        put_folder(aside, out)
+    except OSError as error:
+        raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def exchange(one: Path, two: Path) -> bool:

@@ -1,64 +1,65 @@
-"""How far is it? A bar with rate and time left on a terminal, now and then a line elsewhere."""
+"""How far is it? A bar with the time left on a terminal; elsewhere nothing, or now and then a
+line."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SECONDS_BETWEEN_LINES = 10.0
+Report = Callable[[int, str], None]
 
 
 def rate(tokens: int, seconds: float) -> str:
-    return f"{tokens / max(seconds, 1e-9) / 1e6:.2f} M tokens/s"
+    return f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
 @contextmanager
-def progress(total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """Yields report(position, tokens): bytes of the source read, tokens written so far."""
+def progress(
+    what: str, total: int | None = None, *, shown: bool = True, lines: bool = False
+) -> Iterator[Report]:
+    """Yields report(done, state): how many of `total` are done, and a few words. `lines`: without a
+    terminal a line every ten seconds."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal:
-        with bar(console, total) as report:
+    if shown and console.is_terminal:
+        with bar(console, what, total) as report:
             yield report
+    elif shown and lines:
+        yield line_writer(console, what, total)
     else:
-        yield lines(console, total)
+        yield lambda done, state: None
 
 
 @contextmanager
-def bar(console, total: int | None) -> Iterator[Callable[[int, int], None]]:
+def bar(console, what: str, total: int | None) -> Iterator[Report]:
     from rich import progress as rich
 
+    known = (rich.BarColumn(), rich.TaskProgressColumn())
     columns = (
-        rich.TextColumn("preparing"),
-        rich.BarColumn(),
-        rich.DownloadColumn(),
-        rich.TextColumn("{task.fields[rate]}"),
-        rich.TimeRemainingColumn(),
+        rich.TextColumn(what),
+        *(known if total else [rich.SpinnerColumn()]),
+        rich.TextColumn("{task.fields[state]}"),
+        rich.TimeRemainingColumn() if total else rich.TimeElapsedColumn(),
     )
-    start = time.monotonic()
     with rich.Progress(*columns, console=console, transient=True) as display:
-        task = display.add_task("", total=total, rate="")
-
-        def report(position: int, tokens: int) -> None:
-            speed = rate(tokens, time.monotonic() - start)
-            display.update(task, completed=position, rate=speed)
-
-        yield report
+        task = display.add_task("", total=total, state="")
+        yield lambda done, state: display.update(task, completed=done, state=state)
 
 
-def lines(console, total: int | None) -> Callable[[int, int], None]:
+def line_writer(console, what: str, total: int | None) -> Report:
     start = last = time.monotonic()
 
-    def report(position: int, tokens: int) -> None:
+    def report(done: int, state: str) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
-        text = f"preparing: {tokens:,} tokens, {rate(tokens, now - start)}"
-        if total and position:
-            left = (now - start) * (total - position) / position
-            text += f", {100 * position / total:.0f} %, {left:.0f} s left"
+        text = f"{what}: {state}"
+        if total and done:
+            left = (now - start) * (total - done) / done
+            text += f", {100 * done / total:.0f} %, {left:.0f} s left"
         console.print(text, highlight=False)
 
     return report

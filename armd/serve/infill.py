@@ -20,7 +20,7 @@ from .sse import STREAMED, EventStream
 
 @dataclass
 class InfillState:
-    """One text with blanks, and what has landed on it."""
+    """One text with blanks, and what was drawn for it."""
 
     asked: InfillRequest
     tokens: list[int | None]
@@ -96,23 +96,23 @@ def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
     piece = service.tokenizer.piece
     state.calls, state.drawn = state.calls + 1, state.drawn + len(drawn.tokens)
 
-    def one(landed: TokenOutput) -> Json:
-        state.tokens[landed.position] = landed.token
-        if landed.ends and (state.end is None or landed.position < state.end):
-            state.end = landed.position
+    def one(output: TokenOutput) -> Json:
+        state.tokens[output.position] = output.token
+        if output.ends and (state.end is None or output.position < state.end):
+            state.end = output.position
         alternatives = [
             {"token": r.token, "piece": piece(r.token), "logprob": r.logp}
-            for r in landed.top_logprobs
+            for r in output.top_logprobs
         ]
         return {
-            "position": landed.position,
-            "token": landed.token,
-            "piece": piece(landed.token),
-            "logprob": landed.logp,
+            "position": output.position,
+            "token": output.token,
+            "piece": piece(output.token),
+            "logprob": output.logp,
             "rivals": alternatives,
         }
 
-    at = [one(landed) for landed in drawn.tokens]
+    at = [one(output) for output in drawn.tokens]
     seconds = round(drawn.when - state.began, 6)
     return {"type": "step", "step": drawn.step, "at": at, "seconds": seconds}
 
@@ -190,7 +190,7 @@ def routes(service: Service) -> APIRouter:
         },
     )
     async def infill(asked: InfillRequest, request: Request) -> Response:
-        """Fill the blanks of a text, and tell where and when each token lands."""
+        """Fill the blanks of a text, and tell which token is drawn where and when."""
         return await answer(service, asked, request)
 
     return router

@@ -1,12 +1,11 @@
 """Presets: the paper's runs, and small ones for two cores. Each is a function that returns a
 recipe; change any field with `dataclasses.replace` or on the command line."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
 from ..baselines import check_name
-from ..errors import ArmdError
+from ..errors import no_such
 from .recipe import Curriculum, Machine, Network, Optimizer, Recipe, Report
 
 CURVE = tuple(thousands * 1_000 for thousands in (60, 120, 180, 240, 300, 350, 400))
@@ -130,9 +129,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
 def preset(name: str) -> Recipe:
     """The recipe called `name`."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.3)
-        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(PRESETS)}"
-        raise ArmdError(f"no preset '{name}'; {hint}")
+        raise no_such("preset", name, PRESETS)
     return PRESETS[name]()
 
 

@@ -70,10 +70,12 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
     began = read_recipe(folder)
     longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
     for name, before, now in differences(longer, recipe):
-        flag = "--" + name.replace("_", "-")
+        flag, why = "--" + name.replace("_", "-"), ""
+        if name in ("steps", "sbp_steps"):
+            why = " (a run becomes longer only with --schedule constant, before its next phase)"
         raise ArmdError(
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
-            f"use {flag} {before}, or choose another --out"
+            f"use {flag} {before}, or choose another --out{why}"
         )
     before, now = _read_data_facts(folder), data_facts(dataset)
     if before is None:

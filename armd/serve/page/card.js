@@ -21,7 +21,7 @@ export class Card {
     this.#place(span.getBoundingClientRect());
   }
 
-  /** The same token again, after a step: it may have landed meanwhile. */
+  /** The same token again, after a step: it may have been drawn meanwhile. */
   refresh() {
     if (!this.of) return;
     if (this.of[0].isConnected) this.show(...this.of);

@@ -11,7 +11,7 @@ import { Race } from "./race.js";
 import { Recording } from "./recording.js";
 import { restore, save } from "./saved.js";
 import { Settings } from "./settings.js";
-import { Canvas } from "./tokens.js";
+import { TextView } from "./tokens.js";
 
 const LEAST_RACE = 10; // tokens, below which a race measures little but the clock
 const RIVALS = 5; // how many alternatives the card of a token shows
@@ -29,7 +29,7 @@ const EXAMPLES = {
 };
 
 const card = new Card(find("card"));
-const canvas = new Canvas(find("canvas"), card);
+const view = new TextView(find("canvas"), card);
 const settings = new Settings(() => formChanged());
 const orderView = new OrderView(settings);
 const prompt = new Prompt(
@@ -44,7 +44,7 @@ const player = new Player(
     pace: find("pace"),
   },
   (step) => {
-    canvas.show(step);
+    view.show(step);
     orderView.record(recording, step);
   },
 );
@@ -59,7 +59,7 @@ new Chat({
 });
 
 let info = { max_length: 128 };
-let recording = null; // what the canvas shows
+let recording = null; // what is shown
 let running = null; // the AbortController of the request under way
 let begun = 0; // requests so far
 let met = false; // the server has said what it can do
@@ -68,7 +68,7 @@ let typing = 0; // the timer that waits for a pause in typing
 
 /** What the form asks for, as events. With `streams`, those and nothing else: a side of a race. */
 async function request({ streams, signal }) {
-  const { tokens, known } = await prompt.canvas(settings.length, { signal });
+  const { tokens, known } = await prompt.tokens(settings.length, { signal });
   const blanks = known.filter((given) => !given).length;
   const reasons = whyNot(known.length, blanks);
   const reason = streams ? reasons.race : reasons.generate;
@@ -150,9 +150,9 @@ async function generate() {
 function take(mine, event) {
   mine.add(event);
   if (event.type === "start") {
-    recording = mine; // a request that fails before this leaves the last canvas as it was
+    recording = mine; // a request that fails before this leaves the last text as it was
     find("copy").disabled = true;
-    canvas.open(mine);
+    view.open(mine);
     player.open(mine);
     find("said").textContent = `Writing ${count(mine.blanks, "token")}.`;
   } else {
@@ -178,7 +178,7 @@ function conclude({ start, steps, end, ...mine }, error) {
   find("said").textContent = `Done: ${did.join(" in ")}, ${speed}. ${end.text}`;
 }
 
-/** On a narrow screen the canvas is below the form. */
+/** On a narrow screen the text is below the form. */
 function comeIntoView() {
   const { top } = find("stage").getBoundingClientRect();
   if (top < window.innerHeight * 0.6 && top > -80) return;
@@ -196,7 +196,7 @@ function formChanged() {
 /** `before`: how many requests had begun when the form was changed; a later one is drawn instead. */
 async function measure(before) {
   try {
-    const { known } = await prompt.canvas(settings.length);
+    const { known } = await prompt.tokens(settings.length);
     const given = known.filter(Boolean).length;
     const blanks = known.length - given;
     const over = known.length > info.max_length;
@@ -212,7 +212,7 @@ async function measure(before) {
   }
 }
 
-/** Shows the canvas ("watch"), the race or the chat. */
+/** Shows the text ("watch"), the race or the chat. */
 function select(name) {
   for (const one of VIEWS) {
     find(one).hidden = one !== name;
@@ -304,7 +304,7 @@ function bold(text) {
 
 tabs();
 buttons();
-canvas.empty(
+view.empty(
   "A stream is one of several places of the text where the model writes at the same time: with 4 " +
     "streams each call of the model draws 4 tokens. Mark a blank or two, press Generate, and " +
     "watch: each token takes the " +

@@ -1,4 +1,4 @@
-/** Which order is drawn: that of the canvas, that of the canvas to come, or one of the known kinds. */
+/** Which order is drawn: that of the text shown, of the text to come, or one of the known kinds. */
 
 import { ask } from "./api.js";
 import { count, find } from "./dom.js";
@@ -21,9 +21,9 @@ export class OrderView {
     this.drawing = new Drawing(find("drawing"));
     this.recording = null; // the one drawn now, or null
     this.asked = 0; // answers to earlier questions are late, and not drawn
-    this.show = () => {}; // draws again what the canvas has
+    this.show = () => {}; // draws the order of the text shown again
     find("drawn").addEventListener("change", () => this.#chosen());
-    this.#empty("The order of the canvas is drawn here.");
+    this.#empty("The order of the text is drawn here.");
   }
 
   get ofCanvas() {

@@ -1,4 +1,4 @@
-/** The prompt box: text with blanks, how long each blank is, and the canvas that makes. */
+/** The prompt box: text with blanks, how long each blank is, and the tokens that it makes. */
 
 import { ask } from "./api.js";
 import { button, make } from "./dom.js";
@@ -55,7 +55,7 @@ export class Prompt {
   }
 
   /** Tokens and which of them are given: the text with its blanks, then `after` blanks more. */
-  async canvas(after, { signal } = {}) {
+  async tokens(after, { signal } = {}) {
     const around = this.box.value.split(BLANK);
     const given = await Promise.all(around.map((part) => this.#encode(part, signal)));
     const blanks = [...this.lengths, after];

@@ -6,7 +6,7 @@
 
 import { calm, count, find, make } from "./dom.js";
 import { Recording } from "./recording.js";
-import { Canvas } from "./tokens.js";
+import { TextView } from "./tokens.js";
 
 const LEAST = 6; // seconds that the replay of the slower side takes at least
 const CHOICES = [1, 2, 4, 8, 16];
@@ -29,15 +29,15 @@ export class Lane {
     const text = make("div", "canvas small-canvas");
     host.append(head, make("div", "bar-track", this.bar), foot, text);
     this.host = host;
-    this.canvas = new Canvas(text, card);
-    this.canvas.empty("waiting for the start");
+    this.text = new TextView(text, card);
+    this.text.empty("waiting for the start");
     this.recording = null;
   }
 
   /** Forgets the last run. */
   reset() {
     this.recording = null;
-    this.canvas.empty("waiting for the start");
+    this.text.empty("waiting for the start");
     this.rate.textContent = "–";
     this.calls.textContent = "";
     this.clock.textContent = "0.00 s";
@@ -51,12 +51,12 @@ export class Lane {
     this.recording = new Recording();
     for await (const event of stream) {
       this.recording.add(event);
-      if (event.type === "start") this.canvas.open(this.recording);
+      if (event.type === "start") this.text.open(this.recording);
       if (event.type !== "start") this.show(this.recording.steps.length);
     }
     if (before && before.end.seconds < this.recording.end.seconds) {
       this.recording = before;
-      this.canvas.open(before);
+      this.text.open(before);
     }
   }
 
@@ -64,7 +64,7 @@ export class Lane {
   show(step, seconds = this.recording.seconds(step)) {
     const { recording } = this;
     const written = recording.written(step);
-    if (this.canvas.step !== step) this.canvas.show(step);
+    if (this.text.step !== step) this.text.show(step);
     this.clock.textContent = `${seconds.toFixed(2)} s`;
     this.calls.textContent = `${written} tokens in ${count(step, "call")}`;
     this.bar.style.setProperty("--share", recording.blanks ? written / recording.blanks : 0);

@@ -1,4 +1,4 @@
-/** The canvas: the text as spans, one a token, shown as it was after any number of steps. */
+/** The text as spans, one a token, shown as it was after any number of steps. */
 
 import { make, percent, tint } from "./dom.js";
 
@@ -16,7 +16,7 @@ export const quoted = (piece) => `“${piece.replaceAll("\n", "↵")}”`;
 /** A piece with its white space visible, to be compared with others. */
 export const visible = (piece) => piece.replaceAll("\n", "↵").replaceAll(" ", "·") || "▯";
 
-export class Canvas {
+export class TextView {
   /** `card` shows what is known of the token under the pointer or the focus. */
   constructor(host, card) {
     this.host = host;
