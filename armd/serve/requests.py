@@ -30,7 +30,7 @@ class ShuttingDown(Exception):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One sequence to be generated, and who hears of it."""
+    """One sequence to be generated, and the callback that gets its tokens."""
 
     plan: DecodePlan
     sampling: Sampling
