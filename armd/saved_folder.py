@@ -136,7 +136,7 @@ this folder:
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 model = AutoModelForMaskedLM.from_pretrained(FOLDER, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
 ids = tokenizer("Once", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=32{streams}, do_sample=True)[0]))
 ```

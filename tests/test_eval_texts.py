@@ -10,6 +10,7 @@ import pytest
 
 from armd.errors import ArmdError
 from armd.eval.corpora import find_corpora
+from armd.eval.load_model import load
 from armd.eval.windows import PROTOCOLS
 
 SPLITS = PROTOCOLS["exact"].splits
@@ -65,6 +66,13 @@ def test_an_unreachable_hub_names_the_local_way(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ArmdError, match="--data lambada=PATH"):
         find_corpora("lambada", SPLITS)
+
+
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArmdError, match="no folder runs/boook"):
+        load("runs/boook")
 
 
 # counts published with the data: rows of each split

@@ -107,7 +107,9 @@ def load(
     dtype = kinds.get(precision)
     if dtype is None:
         raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
-    here = Path(name).exists() or is_named(name)
+    # a path whose parent is here is a folder, mistyped perhaps, and no name of the hub
+    beside = Path(name).parent.name != "" and Path(name).parent.is_dir()
+    here = Path(name).exists() or is_named(name) or beside
     folder = model_folder(name) if here else None  # else a name of the hub
     kind, model_name = saved_kind(folder) if folder else ("hub", "")
     if folder is not None and kind in OURS:
