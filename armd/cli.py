@@ -145,9 +145,12 @@ def main() -> None:
         run(words)
     except (ArmdError, OSError, MemoryError, UnicodeError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not no_memory(error):
-            if not isinstance(error, RecursionError):
+            if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
+                error = ArmdError(f"{error}; put the file itself there")
+            elif isinstance(error, RecursionError):
+                error = ArmdError("a file holds tables inside tables without end; is it damaged?")
+            else:
                 raise
-            error = ArmdError("a file holds tables inside tables without end; is it damaged?")
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             raise SystemExit(1) from None

@@ -143,6 +143,13 @@ def test_a_pipe_is_not_waited_for(saved: Path, tmp_path: Path, said) -> None:
         said("verify", tmp_path / name)
 
 
+def test_a_link_to_itself_is_one_line(data: Path, tmp_path: Path, said) -> None:
+    shutil.copytree(data, tmp_path / "d")
+    (tmp_path / "d" / "tokenizer" / "tokenizer.json").unlink()
+    (tmp_path / "d" / "tokenizer" / "tokenizer.json").symlink_to("tokenizer.json")
+    said("verify", tmp_path / "d")
+
+
 def test_weights_of_whole_numbers_are_no_weights(saved: Path, tmp_path: Path, said) -> None:
     shutil.copytree(saved, tmp_path / "m")
     file = tmp_path / "m" / "model.safetensors"
