@@ -145,8 +145,8 @@ def test_a_pipe_is_not_waited_for(saved: Path, tmp_path: Path, said) -> None:
 
 def test_a_link_to_itself_is_one_line(data: Path, tmp_path: Path, said) -> None:
     shutil.copytree(data, tmp_path / "d")
-    (tmp_path / "d" / "tokenizer" / "tokenizer.json").unlink()
-    (tmp_path / "d" / "tokenizer" / "tokenizer.json").symlink_to("tokenizer.json")
+    (link := tmp_path / "d" / "tokenizer" / "tokenizer.json").unlink()
+    link.symlink_to(link.name)
     said("verify", tmp_path / "d")
 
 
@@ -158,8 +158,7 @@ def test_weights_of_whole_numbers_are_no_weights(saved: Path, tmp_path: Path, sa
 
 
 def test_halves_of_letters_in_prompts(saved: Path, tmp_path: Path, said) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a"}\n{"prompt": "\\ud800"}\n')
+    (file := tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "\\ud800"}\n')
     assert "line 2" in said("generate", saved, "--length", 8, "--prompts", file)
 
 
