@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .baselines import MODELS, model_class
 from .errors import ArmdError
-from .runtime.atomic_files import SUMS, damaged_files
+from .runtime.atomic_files import SUMS, damaged_files, read_text
 from .runtime.device import find_device
 from .runtime.memory import check_memory
 
@@ -112,7 +112,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_CONFIG:
             raise ValueError("too large")
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(folder, str(error).splitlines()[0]) from None
     if not isinstance(config, dict):

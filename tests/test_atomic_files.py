@@ -1,10 +1,21 @@
 """Laws: a folder that is replaced is the old one or the new one at every moment, and damage is
 found."""
 
+import os
 import threading
 from pathlib import Path
 
-from armd.runtime.atomic_files import damaged_files, put_folder, write_sums, write_text
+import pytest
+
+from armd.runtime.atomic_files import (
+    damaged_files,
+    hash_file,
+    put_folder,
+    read_text,
+    replace_text,
+    write_sums,
+    write_text,
+)
 
 
 def filled(folder: Path, content: str) -> Path:
@@ -48,3 +59,15 @@ def test_every_flipped_cut_or_missing_file_is_named(tmp_path: Path) -> None:
     for content in ("", "[]", "{", "[" * 100_000, '{"a\\u0000b": "x"}', '{"../x": "y"}'):
         write_text(folder / "sha256.json", content)
         assert damaged_files(folder), content
+
+
+def test_what_is_no_plain_file_is_neither_waited_for_nor_written_to(tmp_path: Path) -> None:
+    pipe, zeros = tmp_path / "pipe", tmp_path / "zeros"
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    for path in (pipe, zeros, tmp_path):
+        for read in (read_text, hash_file):
+            with pytest.raises(OSError, match="no plain file"):
+                read(path)
+    replace_text(pipe, "ours")
+    assert read_text(pipe) == "ours"

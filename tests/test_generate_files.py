@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import case_of
 from test_generate_command import ROOT, save_tokenizer
 
 from armd import cli
-from armd.commands import generate_outputs
+from armd.commands import generate, generate_outputs
 from armd.errors import ArmdError
 
 
@@ -63,6 +64,21 @@ def test_cut_anywhere_and_resumed_equals_whole(
     out.write_bytes(whole[: int(share * len(whole))])
     cli.run(words(folder, out, "--resume"))
     assert out.read_bytes() == whole
+
+
+def test_a_file_that_another_process_wrote_while_the_model_was_loaded_stays(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, load = tmp_path / "out.jsonl", generate.opened
+
+    def slowly(*args: Any) -> Any:
+        out.write_text("years of work\n")
+        return load(*args)
+
+    monkeypatch.setattr(generate, "opened", slowly)
+    with pytest.raises(ArmdError, match="--resume goes on with it, --overwrite replaces it"):
+        cli.run(words(folder, out))
+    assert out.read_text() == "years of work\n"
 
 
 def test_a_file_has_one_writer(folder: Path, whole: bytes, tmp_path: Path) -> None:

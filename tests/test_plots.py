@@ -68,3 +68,12 @@ def test_held_out_curves_of_unlike_models_share_a_panel(tmp_path: Path) -> None:
     run(["plot", *(str(tmp_path / name) for name in kinds), "--out", str(out)])
     width, height = (int.from_bytes(out.read_bytes()[at : at + 4]) for at in (16, 20))
     assert width <= 160 * 10 and height <= 160 * 14  # inches of a page
+
+
+@pytest.mark.parametrize(
+    "row", ['"loss": "x"', '"loss": null', '"heldout": 3', '"heldout": {"a": []}']
+)
+def test_losses_that_are_no_numbers_are_named(row: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, {row}}}\n')
+    with pytest.raises(ArmdError, match="no numbers"):
+        run(["plot", str(tmp_path), "--out", str(tmp_path / "curves.png")])

@@ -29,8 +29,8 @@ from training_help import (  # noqa: E402
 
 import armd  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.train.checkpoint import damage, steps_in  # noqa: E402
 from armd.train.loop import train  # noqa: E402
+from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 from training_help import final_state, prepare_corpus, run, tiny  # noqa: E402
 
 from armd.errors import ArmdError  # noqa: E402
-from armd.train.checkpoint import steps_in  # noqa: E402
 from armd.train.command import parse  # noqa: E402
 from armd.train.export import exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.recipe_files import as_json, differences  # noqa: E402
 from armd.train.run_folder import lengthened, read_recipe  # noqa: E402
+from armd.train.saved_checkpoint import steps_in  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Laws: a run that cannot go on stops with a reason, and what it has written before stays good."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -14,8 +15,9 @@ from training_help import final_state, losses, prepare_corpus, tiny, weights  # 
 
 import armd  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.train.checkpoint import damage, steps_in  # noqa: E402
+from armd.runtime.atomic_files import hash_file  # noqa: E402
 from armd.train.loop import train  # noqa: E402
+from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,53 @@ def test_averaged_weights_survive_a_kill(data: Path, tmp_path: Path) -> None:
     train(tiny(data, plain))
     assert weights(plain) != weights(tmp_path / "one")
     assert losses(plain) == losses(tmp_path / "one")
+
+
+@pytest.fixture(scope="module")
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny(data, tmp_path_factory.mktemp("done") / "run"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", "metrics.jsonl", "newest.json"])
+def test_a_pipe_in_place_of_a_runs_file_is_not_waited_for(
+    data: Path, done: Path, tmp_path: Path, name: str
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    file = out / ("checkpoints" if name == "newest.json" else "") / name
+    before = file.read_text()
+    file.unlink()
+    os.mkfifo(file)
+    if name == "config.json":
+        with pytest.raises(ArmdError, match="no plain file"):
+            train(tiny(data, out))
+        return
+    train(tiny(data, out))
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize("change", [{"step": 13}, {"step": "16"}, {"heldout": "low"}], ids=repr)
+def test_facts_that_are_of_no_such_checkpoint_are_not_believed(
+    data: Path, done: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """Although their checksum fits: a run may come from anybody."""
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    place = out / "checkpoints" / "step-00000016"
+    facts = json.loads((place / "facts.json").read_text()) | change
+    (place / "facts.json").write_text(json.dumps(facts))
+    sums = json.loads((place / "sha256.json").read_text())
+    sums["facts.json"] = hash_file(place / "facts.json")
+    (place / "sha256.json").write_text(json.dumps(sums))
+    train(tiny(data, out))
+    assert final_state(out) == final_state(done)
+
+
+def test_checkpoints_are_not_written_or_removed_through_a_link(
+    data: Path, done: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    (out / "checkpoints").rename(tmp_path / "others")
+    (out / "checkpoints").symlink_to(tmp_path / "others")
+    before = sorted(path.name for path in (tmp_path / "others").iterdir())
+    with pytest.raises(ArmdError, match="is a link"):
+        train(tiny(data, out))
+    assert sorted(path.name for path in (tmp_path / "others").iterdir()) == before

@@ -167,7 +167,7 @@ class Bench:
 
     def torn(self, count: int, tally: Tally) -> Tally:
         """Each file of a checkpoint cut at every 512 bytes: none is taken for whole."""
-        from ..train.checkpoint import damage
+        from ..train.saved_checkpoint import damage
 
         self.need("train")
         copy, number = self.place / "torn", 0

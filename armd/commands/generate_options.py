@@ -105,9 +105,13 @@ def check_out(job: Writing) -> None:
         return
     if job.resume and job.overwrite:
         raise ArmdError("give one of --resume and --overwrite, not both")
-    if job.out.is_file() and job.out.stat().st_size and not (job.resume or job.overwrite):
+    refuse_lost(job, job.out)
+
+
+def refuse_lost(job: Writing, file: Path) -> None:
+    if file.is_file() and file.stat().st_size and not (job.resume or job.overwrite):
         raise ArmdError(
-            f"{job.out} is there already; --resume goes on with it, --overwrite replaces it"
+            f"{file} is there already; --resume goes on with it, --overwrite replaces it"
         )
 
 

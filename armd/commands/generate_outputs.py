@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from .generate_options import refuse_lost
 from .terminal_view import coloured, live
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Records:
         self.stream = None if self.part is None else _open(self.part)
         if self.part is not None and job.resume:
             self.made = resumed(self.part, settings)
-        elif self.stream is not None and self.stream.seekable():
+        elif self.part is not None and self.stream is not None and self.stream.seekable():
+            refuse_lost(job, self.part)  # another may have written it while the model was loaded
             self.stream.truncate(0)
         self.done = {record["index"] for record in self.made}
 

@@ -73,8 +73,9 @@ def check_dataset(folder: Path) -> Iterator[Found]:
 
 def check_run(folder: Path) -> Iterator[Found]:
     from ..runtime.atomic_files import damaged_files
-    from ..train.checkpoint import damage, name_of, newest_written, steps_in
-    from ..train.run_folder import METRICS, parse_rows, read_recipe
+    from ..train.checkpoint import newest_written
+    from ..train.run_folder import METRICS, read_recipe
+    from ..train.saved_checkpoint import damage, name_of, steps_in
 
     yield "config.json", _error(read_recipe, folder)
     steps = steps_in(folder / "checkpoints")
@@ -85,12 +86,18 @@ def check_run(folder: Path) -> Iterator[Found]:
         yield "checkpoints/newest.json", "it names no checkpoint that is there"
     file = folder / METRICS
     if file.exists():
-        broken = parse_rows(file.read_text("utf-8", errors="replace"))[1]
-        yield METRICS, f"{broken} lines cannot be read" if broken else None
+        yield METRICS, _error(check_metrics, file)
     if (wrong := damaged_files(folder / "adapter")) is not None:
         yield "adapter", "; ".join(wrong) or None
     if (folder / "export").exists():
         yield from ((f"export/{name}", wrong) for name, wrong in check_model(folder / "export"))
+
+
+def check_metrics(file: Path) -> None:
+    from ..train.run_folder import metrics_text, parse_rows
+
+    if broken := parse_rows(metrics_text(file))[1]:
+        raise ArmdError(f"{broken} lines cannot be read")
 
 
 def check_model(folder: Path) -> Iterator[Found]:

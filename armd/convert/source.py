@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.tokenizer_files import check_tokenizer_files
 from ..errors import ArmdError
+from ..runtime.atomic_files import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,7 @@ def open_folder(folder: Path, name: str) -> Source:
 
 def read_json(file: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = json.loads(read_text(file))
     except FileNotFoundError:
         raise ArmdError(f"no {file.name} in {name}; give a folder of save_pretrained") from None
     except (OSError, ValueError, RecursionError) as error:

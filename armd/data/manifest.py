@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import SUMS, damaged_files, sync_tree, write_sums, write_text
+from ..runtime.atomic_files import SUMS, damaged_files, read_text, sync_tree, write_sums, write_text
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -28,7 +28,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
-        manifest = json.loads(path.read_text("utf-8"))
+        manifest = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise ArmdError(
             f"no dataset in {folder}; make one: armd prepare ... --out {folder}"

@@ -20,6 +20,7 @@ from ..pretrained import (
     model_folder,
     saved_kind,
 )
+from ..runtime.atomic_files import read_text
 from ..runtime.device import find_device
 from ..runtime.threads import use_few_threads
 
@@ -191,7 +192,7 @@ def fitting(loaded: Loaded) -> Loaded:
 def trained(folder: Path) -> str:
     """What a run's own config.json says of its training."""
     try:
-        run = json.loads((folder / "config.json").read_text("utf-8"))
+        run = json.loads(read_text(folder / "config.json"))
         plan = run["curriculum"]
         steps = f"{plan['steps']:,} steps up to rho {plan['rho']}, {plan['sbp_steps']:,} strided"
         return f"; preset {run['preset']}, {steps}, seed {run['seed']}"

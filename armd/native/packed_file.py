@@ -17,6 +17,7 @@ from ..errors import ArmdError
 from ..model.configuration_armd import ArmdConfig
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Tensor
+from ..runtime.atomic_files import read_text
 from ..runtime.tensor_files import write_tensors
 from .huge_pages import Arena
 from .library import library
@@ -49,7 +50,7 @@ def save_quantized(model: FastLM, folder: Path, quality: dict[str, Any]) -> None
 def read_facts(folder: Path) -> dict[str, Any]:
     """What quantized.json says, if it is a layout that is known here."""
     try:
-        facts = json.loads((folder / FACTS).read_text("utf-8"))
+        facts = json.loads(read_text(folder / FACTS))
         weights, float_rows = facts["weights"], facts["float_rows"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ArmdError(f"{folder / FACTS} is damaged; quantize the model again") from None

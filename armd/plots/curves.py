@@ -56,6 +56,13 @@ def read_curves(run: Path, *, smooth: int) -> dict[str, Points]:
     rows = read_metrics(run)
     if not rows:
         raise ArmdError(f"{run} has no metrics.jsonl to draw; is it the folder of a run?")
+    try:
+        return curves_of(rows, smooth)
+    except (AttributeError, TypeError, OverflowError):
+        raise ArmdError(f"{run}/metrics.jsonl has losses that are no numbers; mend it") from None
+
+
+def curves_of(rows: list[dict[str, Any]], smooth: int) -> dict[str, Points]:
     losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     curves: dict[str, Points] = {"loss": []}
     for start in range(0, len(losses), max(1, smooth)):

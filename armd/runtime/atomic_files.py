@@ -2,12 +2,15 @@
 Nothing here needs torch."""
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 from ..model.errors import ArmdError
@@ -26,11 +29,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by `text`, at once. A device, such as /dev/null, is written to, not replaced.
-    What lies beside it under the other name goes first: it may be a link to somewhere else."""
+    """Replace a file that a user named by `text`, at once. A device, such as /dev/null, or a pipe
+    is written to, not replaced."""
     if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
         path.write_text(text, "utf-8")
-        return
+    else:
+        replace_text(path, text)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file of ours by `text`, at once, and whatever else lies in its place. What lies
+    beside it under the other name goes first: it may be a link to somewhere else."""
     aside = path.with_name(f".{path.name}.tmp")
     aside.unlink(missing_ok=True)
     with aside.open("x", encoding="utf-8") as file:
@@ -39,6 +48,22 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     aside.rename(path)
     sync_folder(path.parent)
+
+
+def read_text(path: Path) -> str:
+    """The text of a plain file. A pipe would be waited for without end, and a device, such as
+    /dev/zero, read without end: both are an OSError."""
+    with open_plain(path) as file:
+        return file.read().decode("utf-8")
+
+
+def open_plain(path: Path) -> BufferedReader:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe: does not wait
+    file = os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else None
+    if file is None:
+        os.close(handle)
+        raise OSError(errno.EINVAL, "It is no plain file", str(path))
+    return file
 
 
 def sync_tree(folder: Path) -> None:
@@ -105,8 +130,8 @@ def copy_plain_files(folder: Path, out: Path, *, but: Collection[str] = ()) -> N
 
 
 def refuse_link(path: Path) -> None:
-    """Before it is copied: what a link leads to, anywhere on this machine, would be given away with
-    the copy."""
+    """Before it is copied or written to: what a link leads to, anywhere on this machine, would be
+    given away with the copy, or changed."""
     if path.is_symlink():
         raise ArmdError(f"{path} is a link, which may lead anywhere; put the file itself there")
 
@@ -122,10 +147,8 @@ def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:
 def damaged_files(folder: Path) -> list[str] | None:
     """What is wrong with the files that a folder has checksums of, a few words each; None where it
     has no checksums."""
-    if (folder / SUMS).exists() and not (folder / SUMS).is_file():
-        return [f"{SUMS} is no file"]
     try:
-        sums = json.loads((folder / SUMS).read_text("utf-8"))
+        sums = json.loads(read_text(folder / SUMS))
         items = list(sums.items())
     except FileNotFoundError:
         return None
@@ -135,8 +158,6 @@ def damaged_files(folder: Path) -> list[str] | None:
     for name, digest in items:
         try:
             inside = (folder / name).resolve().is_relative_to(folder.resolve())
-            if not (folder / name).is_file():  # a pipe would never end
-                raise FileNotFoundError(name)
             if not inside or hash_file(folder / name) != digest:
                 wrong.append(f"{name} has another checksum")
         except (OSError, ValueError):  # no such file, or no name of a file
@@ -145,5 +166,5 @@ def damaged_files(folder: Path) -> list[str] | None:
 
 
 def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

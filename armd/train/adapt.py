@@ -24,13 +24,13 @@ from ..pretrained import load_model, model_folder
 from ..runtime.atomic_files import SUMS, copy_plain_files, put_folder, write_sums
 from ..runtime.seeds import seed_of
 from ..saved_folder import finish_folder
-from .checkpoint import Checkpoint
 from .curriculum import Stage
 from .distilled_loss import CLOSE, distance_to_the_right, distilled_loss
 from .distributed import unwrapped
 from .export import EXPORT, card_facts, export
 from .loop import Run, train
 from .recipe import Recipe
+from .saved_checkpoint import Checkpoint
 from .trainer import MicroBatch, Trainer
 from .validation import KINDS
 

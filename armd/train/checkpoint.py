@@ -11,83 +11,31 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from ..errors import ArmdError
 from ..model.shapes import Tensor
-from ..runtime.atomic_files import hash_file, sync_folder, write_text
+from ..runtime.atomic_files import hash_file, read_text, replace_text, sync_folder
 from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
 from ..runtime.threads import leave_core
 from .distributed import first_row, local
+from .saved_checkpoint import (
+    FACTS,
+    ROWS,
+    SUMS,
+    Checkpoint,
+    damage,
+    name_of,
+    open_checkpoint,
+    steps_in,
+)
 
-FACTS, SUMS, NEWEST, ROWS = "facts.json", "sha256.json", "newest.json", "metrics.jsonl"
+NEWEST = "newest.json"
 _PATIENCE = 1800.0
 """Seconds to wait for the files of the other processes."""
 _NONE_YET, _NONE_LEFT, _UNREADABLE = -1, -2, -3
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One whole checkpoint."""
-
-    folder: Path
-    facts: dict[str, Any]
-
-    @property
-    def step(self) -> int:
-        return self.facts["step"]
-
-    def files(self) -> list[Path]:
-        return sorted(self.folder.glob("state-*.safetensors"))
-
-    def metrics(self) -> str | None:
-        """The rows of metrics up to this step; None in a checkpoint of an earlier version."""
-        try:
-            return (self.folder / ROWS).read_text("utf-8")
-        except FileNotFoundError:
-            return None
-
-    def load(self, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        """Fill the tensors (or this process's shares of them) by name."""
-        for name, tensor in tensors.items():
-            mine, start = local(tensor), first_row(tensor, group)
-            if self.read_rows(name, mine, start) != len(mine):
-                raise ArmdError(
-                    f"{self.folder} holds no '{name}' of this size; is it another model's?"
-                )
-
-    def read_rows(self, name: str, out: Tensor, start: int) -> int:
-        """Copy rows start, start + 1 ... of a stored tensor; how many of them were found."""
-        found = 0
-        for path in self.files():
-            with safe_open(path, "pt") as file:
-                if name not in file.keys():  # noqa: SIM118 - no dict
-                    continue
-                begin = json.loads(file.metadata()["first_rows"]).get(name, 0)
-                part = file.get_slice(name)
-                if list(part.get_shape()[1:]) != list(out.shape[1:]):
-                    return 0
-                end = begin + part.get_shape()[0]
-                if (low := max(start, begin)) < (high := min(start + len(out), end)):
-                    out[low - start : high - start] = part[low - begin : high - begin]
-                    found += high - low
-        return found
-
-    def shapes(self, prefix: str) -> dict[str, list[int]]:
-        """The whole shapes of the tensors whose names begin so."""
-        shapes: dict[str, list[int]] = {}
-        for path in self.files():
-            with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 - no dict
-                    if name.startswith(prefix):
-                        rows, *rest = file.get_slice(name).get_shape()
-                        shapes[name] = [rows + shapes.get(name, [0])[0], *rest]
-        return shapes
 
 
 class Checkpoints:
@@ -169,7 +117,7 @@ class Checkpoints:
         tensors = {name: t for name, t in copies.items() if t.numel()} if shared else {}
         starts = {name: rows[name] for name in tensors if rows[name]}
         digest = write_tensors(file, tensors, {"first_rows": json.dumps(starts)})
-        write_text(aside / f"{number:05d}.sum", json.dumps({file.name: digest}))
+        replace_text(aside / f"{number:05d}.sum", json.dumps({file.name: digest}))
 
     def _put_in_place(self, aside: Path, facts: dict[str, Any], metrics: str) -> Checkpoint:
         sums: dict[str, str] = {}
@@ -183,13 +131,13 @@ class Checkpoints:
             sums |= json.loads(path.read_text())
             path.unlink()
         for name, text in ((FACTS, json.dumps(facts)), (ROWS, metrics)):
-            write_text(aside / name, text)
+            replace_text(aside / name, text)
             sums[name] = hash_file(aside / name)
-        write_text(aside / SUMS, json.dumps(sums))
+        replace_text(aside / SUMS, json.dumps(sums))
         place = self.folder / name_of(facts["step"])
         aside.rename(place)
         sync_folder(self.folder)
-        write_text(self.folder / NEWEST, json.dumps({"step": facts["step"]}))
+        replace_text(self.folder / NEWEST, json.dumps({"step": facts["step"]}))
         self._remove_old()
         return Checkpoint(place, facts)
 
@@ -207,9 +155,9 @@ class Checkpoints:
 
     def _score(self, step: int) -> float:
         try:
-            facts = json.loads((self.folder / name_of(step) / FACTS).read_text())
-            return facts.get("heldout") or float("inf")
-        except (OSError, ValueError):
+            facts = json.loads(read_text(self.folder / name_of(step) / FACTS))
+            return float(facts["heldout"] or "inf")
+        except (OSError, ValueError, LookupError, TypeError):
             return float("inf")
 
     def steps(self) -> list[int]:
@@ -236,7 +184,7 @@ class Checkpoints:
             wrong = damage(self.folder / name_of(step))
             if wrong is None:
                 if expected != step:
-                    write_text(self.folder / NEWEST, json.dumps({"step": step}))
+                    replace_text(self.folder / NEWEST, json.dumps({"step": step}))
                 return step
             warnings.warn(
                 f"the checkpoint of step {step} is damaged ({wrong}); using the one before",
@@ -248,53 +196,12 @@ class Checkpoints:
         return _NONE_YET if expected is None and not steps else _NONE_LEFT
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def steps_in(folder: Path) -> list[int]:
-    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit())
-
-
 def newest_written(folder: Path) -> int | None:
     """The step of the newest checkpoint that was ever finished; None in a new run."""
     try:
-        step = json.loads((folder / NEWEST).read_text("utf-8"))["step"]
+        step = json.loads(read_text(folder / NEWEST))["step"]
         return step if type(step) is int and step >= 0 else _UNREADABLE
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return _UNREADABLE
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in a word, or None."""
-    try:
-        sums = json.loads((folder / SUMS).read_text())
-        for name, digest in sums.items():
-            if hash_file(folder / name) != digest:
-                return f"{name} has another checksum"
-        return None if FACTS in sums else f"{FACTS} has no checksum"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return f"{SUMS} cannot be read"
-
-
-def open_checkpoint(folder: Path, step: int) -> Checkpoint:
-    place = folder / name_of(step)
-    return Checkpoint(place, json.loads((place / FACTS).read_text()))
-
-
-def checkpoint_of(run: str, step: int) -> Checkpoint:
-    """The whole checkpoint of one step of a run."""
-    folder = Path(run) / "checkpoints"
-    if step not in steps_in(folder):
-        there = ", ".join(map(str, steps_in(folder))) or "none"
-        fix = f"train it with --keep-at {step}"
-        raise ArmdError(f"{run} has no checkpoint of step {step} (it has {there}); {fix}")
-    if wrong := damage(folder / name_of(step)):
-        raise ArmdError(
-            f"the checkpoint of step {step} in {run} is damaged ({wrong}); copy it anew"
-        )
-    return open_checkpoint(folder, step)

@@ -19,9 +19,9 @@ from ..runtime.atomic_files import (
 )
 from ..runtime.tensor_files import write_tensors
 from ..saved_folder import finish_folder
-from .checkpoint import Checkpoint
 from .recipe import Recipe
 from .run_folder import parse_rows
+from .saved_checkpoint import Checkpoint
 
 EXPORT, KEPT = "export", "exports"
 

@@ -21,13 +21,14 @@ from ..errors import ArmdError
 from ..runtime.device import find_device
 from ..runtime.memory import check_memory, keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
-from .checkpoint import Checkpoint, Checkpoints, checkpoint_of, name_of
+from .checkpoint import Checkpoints
 from .curriculum import Stage
 from .distributed import unwrapped
 from .export import EXPORT, KEPT, card_facts, export, exported_step
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
 from .run_folder import Metrics, open_run
+from .saved_checkpoint import Checkpoint, checkpoint_of, name_of
 from .trainer import Batch, Trainer, learning_rate_at, load_batch
 from .validation import fixed_batches, heldout_losses, kinds_for
 
@@ -120,9 +121,8 @@ class Run:
         if found:
             self.trainer.resume(found)
             # a kill may have come between the checkpoint and its export
-            if group.first and not all(
-                exported_step(out) == found.step for out in self.outs(found)
-            ):
+            exported = all(exported_step(out) == found.step for out in self.outs(found))
+            if group.first and not exported:
                 self._export(found)
         self.heldout: list[Any] = []
         if recipe.report.validate_every:

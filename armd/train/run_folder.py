@@ -12,12 +12,12 @@ from typing import IO, Any
 
 from ..data.dataset import Dataset
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text
 from ..runtime.lock import locked
-from .checkpoint import steps_in
 from .presets import PRESETS, preset
 from .recipe import Recipe
 from .recipe_files import as_json, differences, from_dict
+from .saved_checkpoint import steps_in
 
 EARLIER = {"shuffle": "among", "rho_of": "tokens"}
 """What the curriculum of a run does whose config.json was written before these fields were."""
@@ -33,6 +33,7 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
     folder = Path(recipe.out)
     with contextlib.ExitStack() as stack:
         try:
+            refuse_link(folder / CHECKPOINTS)  # what it leads to would be written and removed
             if not (folder / CONFIG).exists() and folder.exists():
                 _check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
@@ -64,8 +65,8 @@ def _check_new(folder: Path) -> None:
 def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
     """Write the config of a new run, or raise unless a run has the same recipe and data."""
     if not (folder / CONFIG).exists():
-        write_text(folder / DATA, json.dumps(data_facts(dataset)) + "\n")
-        write_text(folder / CONFIG, as_json(recipe))
+        replace_text(folder / DATA, json.dumps(data_facts(dataset)) + "\n")
+        replace_text(folder / CONFIG, as_json(recipe))
         return
     began = read_recipe(folder)
     longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
@@ -80,7 +81,7 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
     before, now = _read_data_facts(folder), data_facts(dataset)
     if before is None:
         warnings.warn(f"{folder / DATA} is damaged; written anew from {recipe.data}", stacklevel=2)
-        write_text(folder / DATA, json.dumps(now) + "\n")
+        replace_text(folder / DATA, json.dumps(now) + "\n")
     elif before != now:
         what = "tokenizer" if before.get("tokenizer") != now["tokenizer"] else "tokens"
         raise ArmdError(
@@ -88,7 +89,7 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
             "give --data the same dataset, or choose another --out"
         )
     if longer != began:
-        write_text(folder / CONFIG, as_json(longer))
+        replace_text(folder / CONFIG, as_json(longer))
 
 
 def lengthened(began: Recipe, now: Recipe, saved: list[int]) -> Recipe:
@@ -107,7 +108,7 @@ def lengthened(began: Recipe, now: Recipe, saved: list[int]) -> Recipe:
 def _read_data_facts(folder: Path) -> dict[str, Any] | None:
     """What data.json says; None where it is missing or damaged."""
     try:
-        found = json.loads((folder / DATA).read_text("utf-8"))
+        found = json.loads(read_text(folder / DATA))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -117,7 +118,7 @@ def read_recipe(folder: Path | str) -> Recipe:
     """The recipe a run was started with."""
     path = Path(folder) / CONFIG
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json.loads(read_text(path))
     except FileNotFoundError:
         raise ArmdError(f"{folder} is no run: it has no {CONFIG}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -162,12 +163,12 @@ class Metrics:
         elif broken:
             self._keep_damaged(f"{broken} lines could not be read and are left out")
         self.text = "".join(json.dumps(row) + "\n" for row in rows)
-        write_text(self.path, self.text)
+        replace_text(self.path, self.text)
         self.file: IO[str] = self.path.open("a", encoding="utf-8")
 
     def _read(self) -> str:
         try:
-            return self.path.read_text("utf-8", errors="replace")
+            return metrics_text(self.path)
         except OSError:
             return ""
 
@@ -194,7 +195,13 @@ class Metrics:
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """The rows of a run; what cannot be read, as a last line that was cut off, is left out."""
     path = Path(folder) / METRICS
-    return parse_rows(path.read_text("utf-8", errors="replace"))[0] if path.exists() else []
+    return parse_rows(metrics_text(path))[0] if path.exists() else []
+
+
+def metrics_text(path: Path) -> str:
+    """What is in metrics.jsonl; what is no UTF-8 there damages its line alone."""
+    with open_plain(path) as file:
+        return file.read().decode("utf-8", "replace")
 
 
 def parse_rows(text: str) -> tuple[list[dict[str, Any]], int]:
@@ -206,7 +213,8 @@ def parse_rows(text: str) -> tuple[list[dict[str, Any]], int]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
+        step = row.get("step") if isinstance(row, dict) else None
+        if type(step) is int and 0 <= step < 1 << 62:
             rows.append(row)
         else:
             broken.append(number)

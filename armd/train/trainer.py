@@ -21,10 +21,10 @@ from ..model.strict_model import load_weights
 from ..pretrained import model_folder
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
-from .checkpoint import Checkpoint
 from .curriculum import Stage, orders_of, stage
 from .distributed import gradients_shared, local, unwrapped, whole, wrap_model
 from .recipe import Optimizer, Recipe
+from .saved_checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
