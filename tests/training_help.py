@@ -68,8 +68,10 @@ def child(recipe: Recipe, slow: float = 0.0, environment: dict[str, str] | None 
     from armd.train.loop import train
 
     faulthandler.dump_traceback_later(PATIENCE)
-    # tests started in the background of a script have SIGINT ignored, and training respects that
+    # tests started in the background of a script have SIGINT ignored, under nohup SIGHUP, and
+    # training respects that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.update(environment or {})
     torch.set_num_threads(1)
     write = armd.train.checkpoint.write_tensors
