@@ -24,7 +24,12 @@ from armd.runtime.atomic_files import damaged_files, write_sums  # noqa: E402
 from armd.runtime.processes import ProcessGroup  # noqa: E402
 from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
 from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
-from armd.train.distilled_loss import distance_to_the_right, distilled_loss  # noqa: E402
+from armd.train.distilled_loss import (  # noqa: E402
+    CLOSE,
+    distance_to_the_right,
+    distilled_loss,
+    share_of_text,
+)
 from armd.train.run_folder import read_metrics  # noqa: E402
 
 
@@ -238,6 +243,13 @@ def test_distance_to_the_right_is_counted_when_a_token_is_drawn() -> None:
     assert [int(found[p]) for p in range(8)] == [0, 3, 2, 1, 0, 0, 0, 0]
     forward = distance_to_the_right(orders.left_to_right(5).rows(1))
     assert not forward.any()
+
+
+def test_the_text_teaches_where_the_source_has_not_seen_what_is_known() -> None:
+    right = torch.tensor([[0, 1, CLOSE, CLOSE + 1, 900]])
+    assert torch.equal(share_of_text(right, 1.0, 0.25), torch.tensor([[0, 1, 1, 0.25, 0.25]]))
+    assert torch.equal(share_of_text(right, 0.5, 0.25), torch.tensor([[0.5, 1, 1, 0.5, 0.5]]))
+    assert bool((share_of_text(right, 0.0, 0.25) == 1).all())
 
 
 def test_a_run_goes_on_from_an_adapter(

@@ -11,6 +11,7 @@ from test_reference import assert_equal_to_reference
 
 import armd
 from armd.errors import ArmdError
+from armd.model.layers import right_keys
 from armd.model.neighbor import extra_rows, needs_extra_row
 
 LLAMA3 = {
@@ -132,6 +133,13 @@ def test_a_bias_to_the_right_counts_in_every_order_but_left_to_right() -> None:
                 layer.right_bias -= 3  # type: ignore[operator]
         after = case.model(case.tokens, order=case.order).logits
         assert torch.equal(before, after) != differs
+
+
+def test_a_key_is_moved_as_often_as_it_takes() -> None:
+    config = armd.ArmdConfig.named("tiny", query="neighbor", right_offset=3, max_length=2000)
+    found = right_keys(torch.tensor([[5]]), torch.tensor([[0, 5, 6, 8, 9, 2000]]), config)
+    assert found is not None and found.turns is not None
+    assert found.times.tolist() == [[[0, 0, 1, 1, 2, 665]]] and len(found.turns) == 665
 
 
 def test_keys_on_the_right_are_read_as_text_that_is_before() -> None:

@@ -8,6 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("gguf")
 
+from armd.convert.adapter import Merging, right_offset_of  # noqa: E402
+from armd.convert.family import RIGHT_OFFSET  # noqa: E402
 from armd.convert.smollm2 import (  # noqa: E402
     GET,
     available,
@@ -17,6 +19,7 @@ from armd.convert.smollm2 import (  # noqa: E402
 )
 from armd.convert.to_llama import to_llama  # noqa: E402
 from armd.pretrained import load_model, load_tokenizer  # noqa: E402
+from armd.runtime.atomic_files import damaged_files  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not available(), reason=f"needs the real model: {GET}")
 TEXT = (
@@ -43,6 +46,15 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, A
     theirs = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
     ids = load_tokenizer(folder).backend.encode(TEXT, add_special_tokens=False).ids
     return load_model(folder), theirs, ids
+
+
+def test_the_shipped_adapter_is_whole_and_reads_the_right_side() -> None:
+    """As far as it can be seen without its base."""
+    assert damaged_files(shipped_adapter()) == []
+    assert right_offset_of(shipped_adapter()) == RIGHT_OFFSET
+    merging = Merging(shipped_adapter())
+    assert merging.low and all(bool(t.isfinite().all()) for t in merging.low.values())
+    assert {f"layers.{n}.right_bias" for n in range(30)} <= merging.new.keys()
 
 
 def next_logits(theirs: Any, bos: int, ids: list[int]) -> Any:

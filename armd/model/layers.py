@@ -82,10 +82,10 @@ def right_keys(
         return None
     distance = keys_at[:, None] - rows_at[..., None]
     if not config.right_offset:
-        return RightKeys((distance > 0).to(torch.uint8), None)
+        return RightKeys((distance > 0).int(), None)
     times = distance.clamp(min=0).add(config.right_offset - 1) // config.right_offset
     moves = torch.arange(1, int(times.max()) + 1, device=times.device) * config.right_offset
-    return RightKeys(times.to(torch.uint8), rope_cos_sin(moves[None], config)[0])
+    return RightKeys(times.int(), rope_cos_sin(moves[None], config)[0])
 
 
 def rope_cos_sin(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:

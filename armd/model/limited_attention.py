@@ -6,8 +6,8 @@ the right of a row are two calls of the kernel, joined by their sums; the gradie
 right ones follows from the parts.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +63,19 @@ class LimitMask:
             seen = seen & (self.right.times[:, rows, : seen.shape[-1]] == moves)
         return seen[:, None]
 
+    @cached_property
+    def parts(self) -> list[tuple[slice, int, int, Tensor]]:
+        """Groups of rows, the number of keys that they see, of moves, and which keys those are:
+        the same in every layer."""
+        found = []
+        for i, end in enumerate(self.ends):
+            rows = slice(i * GROUP, (i + 1) * GROUP)
+            for moves in range(self.moves + 1):
+                kept = self.part(moves, rows, end)
+                if not moves or bool(kept.any()):
+                    found.append((rows, end, moves, kept))
+        return found
+
     def turned(self, rows: Tensor, moves: int, *, back: bool = False) -> Float[Tensor, "b n h e"]:
         """Queries as those of rows so much further to the right: RoPE knows distances alone, so
         that a key moved to the left and a row moved to the right are the same. Or back again."""
@@ -115,15 +128,6 @@ _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-class _Part(NamedTuple):
-    """A group of rows with the keys of one number of moves."""
-
-    rows: slice
-    end: int
-    moves: int
-    added: Float[Tensor, "b h2 n m"]
-
-
 class _LimitedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -133,11 +137,12 @@ class _LimitedAttention(torch.autograd.Function):
         out, log_sums = _empty(query), query.new_empty(query.shape[:3], dtype=wide)
         queries = [_turned(mask, query, moves) for moves in range(mask.moves + 1)]
         right = []
-        for rows, end, moves, added in _parts(mask, bias, query.dtype):
+        for rows, end, moves, kept in mask.parts:
+            added = scores_mask(kept, bias if moves else None, query.dtype)
             shown = (key[:, :, :end], value[:, :, :end])
             seen, log_sum = _kernel(queries[moves][:, :, rows], *shown, attn_mask=added)
             if moves:  # join the two, each with its share; where all is -inf the kernel's sum is 0
-                log_sum = log_sum.masked_fill(added.isinf().all(-1), -torch.inf)
+                log_sum = log_sum.masked_fill(~kept.any(-1), -torch.inf)
                 right += [seen, log_sum]
                 total = torch.logaddexp(log_sums[:, :, rows], log_sum)
                 share = (log_sum - total).exp()[..., None].to(seen.dtype)
@@ -157,7 +162,8 @@ class _LimitedAttention(torch.autograd.Function):
         queries, right = saved[: mask.moves + 1], iter(saved[mask.moves + 1 :])
         d_queries, (d_key, d_value) = [_zeros(q) for q in queries], map(_zeros, (key, value))
         d_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for rows, end, moves, added in _parts(mask, bias, key.dtype):
+        for rows, end, moves, kept in mask.parts:
+            added = scores_mask(kept, bias if moves else None, key.dtype)
             grad, joined = grads[0][:, :, rows], out[:, :, rows]
             log_sum = log_sums[:, :, rows].contiguous()
             part = (queries[moves][:, :, rows], key[:, :, :end], value[:, :, :end])
@@ -183,16 +189,6 @@ def _bias_gradient(
     sees o among them alone; among all it sees O."""
     along = (grad * (seen - joined)).sum(-1)
     return (log_share.exp().to(along.dtype) * along).sum((0, 2))
-
-
-def _parts(mask: LimitMask, bias: Tensor | None, dtype: torch.dtype) -> Iterator[_Part]:
-    for i, end in enumerate(mask.ends):
-        rows = slice(i * GROUP, (i + 1) * GROUP)
-        for moves in range(mask.moves + 1):
-            kept = mask.part(moves, rows, end)
-            if not moves or bool(kept.any()):
-                added = scores_mask(kept, bias if moves else None, dtype)
-                yield _Part(rows, end, moves, added)
 
 
 def _turned(mask: LimitMask, query: Tensor, moves: int, *, back: bool = False) -> Tensor:

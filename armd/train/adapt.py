@@ -25,7 +25,7 @@ from ..runtime.atomic_files import SUMS, copy_plain_files, put_folder, write_sum
 from ..runtime.seeds import seed_of
 from ..saved_folder import finish_folder
 from .curriculum import Stage
-from .distilled_loss import CLOSE, distance_to_the_right, distilled_loss
+from .distilled_loss import distance_to_the_right, distilled_loss, share_of_text
 from .distributed import unwrapped
 from .export import EXPORT, card_facts, export
 from .loop import Run, train
@@ -90,11 +90,8 @@ class AdaptTrainer(Trainer):
         if stage.kind == "infill":  # only what is filled in, and by the text
             weight, text = weight * (right > 0), torch.ones_like(weight)
         else:
-            close = (right > 0) & (right <= CLOSE)
-            share = (right > 0) * self.recipe.adapt.right_text
-            text = (
-                share.to(rows.dtype).masked_fill(close, 1).clamp(min=1 - self.recipe.adapt.distill)
-            )
+            a = self.recipe.adapt
+            text = share_of_text(right, a.distill, a.right_text).to(rows.dtype)
         source = None
         if bool((text < 1).any()):
             source = self._source_rows(tokens, position, self._cut(stage, labels))

@@ -96,3 +96,12 @@ def distance_to_the_right(order: Order) -> Int[Tensor, "b n"]:
     far = position.shape[1] + 1
     nearest = gap.masked_fill(~known, far).amin(-1)
     return nearest.masked_fill(nearest == far, 0)
+
+
+def share_of_text(
+    right: Int[Tensor, "b n"], distill: float, right_text: float
+) -> Float[Tensor, "b n"]:
+    """How much of each token's loss is the text's own: none where the source has seen as much as
+    we have, all next to known text on the right, `right_text` further away from it."""
+    share = torch.where(right > 0, right_text, 0.0).masked_fill((right > 0) & (right <= CLOSE), 1.0)
+    return share.clamp(min=1 - distill)
