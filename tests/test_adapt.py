@@ -213,6 +213,9 @@ def test_bad_data_and_bases(base: Path, samples: Path, tmp_path: Path) -> None:
         recipe_of(job(base.parent / "source", samples, tmp_path / "run"))
     with pytest.raises(ArmdError, match="passes the model's"):
         recipe_of(job(base, samples, tmp_path / "run", length=4096))
+    for name, value in (("steps", 10**400), ("infill_span", 0), ("distill", float("nan"))):
+        with pytest.raises(ArmdError, match=f"^--{name.replace('_', '-')} .* must be a number"):
+            recipe_of(job(base, samples, tmp_path / "run", **{name: value}))
 
 
 def test_the_distilled_loss_has_the_gradient_of_its_definition() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from armd.errors import ArmdError
 from armd.runtime.atomic_files import (
     damaged_files,
     hash_file,
@@ -47,6 +48,13 @@ def test_an_export_is_never_absent_while_it_is_replaced(tmp_path: Path) -> None:
     watcher.join()
     assert "absent" not in seen and len(set(seen)) > 1
     assert damaged_files(final) == [] and [p.name for p in tmp_path.iterdir()] == ["export"]
+
+
+def test_a_link_is_not_replaced_by_a_folder_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "export").symlink_to(filled(tmp_path / "elsewhere", "0"))
+    with pytest.raises(ArmdError, match="export is a link"):
+        put_folder(filled(tmp_path / ".export.tmp", "1"), tmp_path / "export")
+    assert (tmp_path / "elsewhere" / "one").read_text() == "0"
 
 
 def test_every_flipped_cut_or_missing_file_is_named(tmp_path: Path) -> None:

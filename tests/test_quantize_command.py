@@ -2,6 +2,7 @@
 cannot be used is said in one line."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from armd.errors import ArmdError
 from armd.native import library as native
 from armd.native.packed import FastLM, pack
 from armd.pretrained import load_model
-from armd.runtime.atomic_files import SUMS
+from armd.runtime.atomic_files import SUMS, new_folder
+from armd.runtime.lock import locked
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
@@ -146,6 +148,44 @@ def test_what_a_link_leads_to_is_not_copied(source: Path, tmp_path: Path, verb: 
     with pytest.raises(ArmdError, match="link"):
         cli.run([verb, str(folder), str(tmp_path / "out"), *more])
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+WRITERS = [("quantize", "--windows", "0"), ("convert", "--to", "llama"), ("convert", "--to", "gguf")]
+
+
+@pytest.mark.parametrize("words", WRITERS, ids=" ".join)
+def test_two_do_not_write_one_model(source: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Whoever comes second is told who is at work, and what was made meanwhile stays."""
+    name = "out.gguf" if "gguf" in words else "out"
+    command = [words[0], str(source), str(tmp_path / name), *words[1:]]
+    with locked(tmp_path / f".{name}.lock", "x", "x"):
+        with pytest.raises(ArmdError, match=rf"is writing .* \(pid {os.getpid()} on .*wait for it"):
+            cli.run(command)
+        assert [path.name for path in tmp_path.iterdir()] == [f".{name}.lock"]
+    cli.run(command)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_appears_while_a_folder_is_filled_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ArmdError, match="not empty"), new_folder(out) as aside:
+        (aside / "new").touch()
+        out.mkdir()
+        (out / "mine").touch()
+    assert (out / "mine").exists() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_folder_that_one_stands_in_may_be_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with new_folder(Path(".")) as aside:
+        (aside / "new").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
+        "here",
+        "here/new",
+    ]
 
 
 def test_a_place_that_cannot_be_written_is_said_in_one_line(source: Path, tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def test_what_is_not_offered_is_said_in_a_sentence(client) -> None:
     ):
         with pytest.raises(openai.BadRequestError, match=said):
             client.chat.completions.create(model="tiny", messages=MESSAGES, **more)
+    with pytest.raises(openai.BadRequestError, match="role must be at most 100 characters long"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "x" * 101, "content": ""}])
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(openai.BadRequestError, match="content must be a text"):
         client.chat.completions.create(model="tiny", messages=image)

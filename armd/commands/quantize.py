@@ -48,21 +48,19 @@ def quantize(job: Quantization) -> None:
     from ..pretrained import is_quantized, load_model, model_folder, saved_kind
     from ..runtime.atomic_files import SUMS, new_folder, refuse_link, write_sums
 
-    if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
-        raise ArmdError(f"{job.out} is not empty; choose another folder")
     if job.windows < 0:
         raise ArmdError("--windows must be 0 or more")
     folder = model_folder(job.model)
     if not knows_orders(saved_kind(folder)[1]) or is_quantized(folder):
         raise ArmdError(f"{folder} cannot be quantized; name a model of armd in float32")
-    model = load_model(folder)
-    packed, text, quality = pack(model, job.weights), windows_of(job, folder, model), {}
-    if text is not None:
-        quality = measure(model, packed, text)
-    if text is not None and quality["rows_cost"] > ROW_LOSS:
-        packed = pack(model, job.weights, float_rows=True)
-        quality |= {"rows_cost_before": quality["rows_cost"], **measure(model, packed, text)}
     with new_folder(job.out) as aside:
+        model = load_model(folder)
+        packed, text, quality = pack(model, job.weights), windows_of(job, folder, model), {}
+        if text is not None:
+            quality = measure(model, packed, text)
+        if text is not None and quality["rows_cost"] > ROW_LOSS:
+            packed = pack(model, job.weights, float_rows=True)
+            quality |= {"rows_cost_before": quality["rows_cost"], **measure(model, packed, text)}
         save_quantized(cast(FastLM, packed), aside, quality)
         for file in folder.iterdir():  # the tokenizer's files, and no code: it loads with armd
             kept = file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != SUMS

@@ -3,13 +3,16 @@ files. Left to right it is the same model."""
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from ..runtime.lock import locked
 from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
 from .layout import interleaved
@@ -41,12 +44,19 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
     aside = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write(ours, aside, kind, sizes)
-        aside.rename(out)
+        with locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it"):
+            aside.unlink(missing_ok=True)  # it may be a link
+            try:
+                write(ours, aside, kind, sizes)
+                with aside.open("rb") as file:
+                    os.fsync(file.fileno())
+                if out.exists():  # another process was faster
+                    raise FileExistsError(errno.EEXIST, "it is there already")
+                aside.rename(out)
+            finally:
+                aside.unlink(missing_ok=True)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; name another file") from None
-    finally:
-        aside.unlink(missing_ok=True)
     return ours
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import refuse_full
 
 if TYPE_CHECKING:
     from ..model.shapes import Tensor
@@ -36,8 +37,7 @@ def check_disk(folder: Path, size: int) -> None:
 
 def check_room(out: Path, shapes: Iterable[tuple[int, ...]], dtype: torch.dtype) -> None:
     """Raise, with nothing written, where the folder `out` cannot take a model of these weights."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArmdError(f"{out} is not empty; choose another folder")
+    refuse_full(out)
     count = sum(torch.Size(shape).numel() for shape in shapes)
     check_disk(out, int(count * dtype.itemsize * 1.02))
 

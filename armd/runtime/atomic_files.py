@@ -14,6 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from ..model.errors import ArmdError
+from .lock import locked
 
 SUMS = "sha256.json"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -81,8 +82,9 @@ def put_folder(aside: Path, final: Path) -> None:
     """Put a finished folder in place of another. The two are exchanged at once where the system
     can, so that `final` is never absent; elsewhere it is for a moment, and whoever starts next
     finds it missing and makes it again."""
+    refuse_link(final)
     sync_tree(aside)
-    if final.is_dir() and not final.is_symlink():
+    if final.is_dir():
         if not exchange(aside, final):
             old = final.with_name(f".{final.name}.old")
             shutil.rmtree(old, ignore_errors=True)
@@ -97,17 +99,32 @@ def put_folder(aside: Path, final: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """An empty folder to write into, which takes the place of `out` unless something is raised."""
-    aside = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    """An empty folder to write into, which takes the place of `out`, a new or empty folder, unless
+    something is raised. One process at a time does so."""
+    refuse_link(out)
+    refuse_full(out)
+    final = Path(os.path.abspath(out))  # noqa: PTH100 - `..` and `.` have no name
+    aside = final.with_name(f".{final.name}.tmp")
     try:
-        aside.mkdir(parents=True)
-        yield aside
-        put_folder(aside, out)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it"):
+            refuse_full(out)
+            shutil.rmtree(aside, ignore_errors=True)
+            try:
+                aside.mkdir()
+                yield aside
+                sync_tree(aside)
+                aside.rename(final)  # fails where something was put there meanwhile
+                sync_folder(final.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+
+
+def refuse_full(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArmdError(f"{out} is not empty; choose another folder")
 
 
 def exchange(one: Path, two: Path) -> bool:

@@ -57,6 +57,8 @@ def complaint(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str 
     all fields."""
     kind, context = error["type"], error.get("ctx") or {}
     path = [part for part in error["loc"] if part != "body"]
+    if context.get("field_type") == "Value":  # of a text whose letters were looked at first
+        kind = f"string_{kind}"
     if kind == "json_invalid":
         return f"the body is no JSON: {context.get('error', 'unreadable')}", None
     if not path and kind == "missing":

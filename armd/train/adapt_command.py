@@ -10,6 +10,7 @@ import tyro
 
 from ..errors import ArmdError
 from .recipe import Adaptation, Curriculum, Machine, Network, Optimizer, Recipe, Report
+from .recipe_limits import STEPS, check_between
 
 if TYPE_CHECKING:
     from ..model.configuration_armd import ArmdConfig
@@ -156,13 +157,11 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
 
     if not job.full and importlib.util.find_spec("peft") is None:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
-    for name in ("rank", "alpha", "length"):
-        if not 1 <= getattr(job, name) <= MOST:
-            raise ArmdError(f"--{name} {getattr(job, name)} must be between 1 and {MOST}")
-    if job.steps < 0 or not 0 <= job.distill <= 1 or not 0 <= job.right_text <= 1:
-        raise ArmdError(
-            "--steps must be at least 0, --distill and --right-text shares between 0 and 1"
-        )
+    for name in ("rank", "alpha", "length", "infill_span"):
+        check_between(f"--{name.replace('_', '-')}", getattr(job, name), 1, MOST)
+    check_between("--steps", job.steps, 0, STEPS)
+    for name in ("distill", "right_text"):
+        check_between(f"--{name.replace('_', '-')}", getattr(job, name), 0, 1)
     base = model_folder(job.model)
     kind, _ = saved_kind(base)
     if kind != "armd":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
@@ -73,7 +72,7 @@ def check_limits(recipe: Recipe) -> None:
 
 
 def check_between(name: str, value: Any, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
+    if not low <= value <= high:  # NaN is not, either
         limits = f"{_plain(low)} and {_plain(high)}"
         raise ArmdError(f"{name} {_plain(value)} must be a number between {limits}")
 
