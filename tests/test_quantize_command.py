@@ -150,7 +150,11 @@ def test_what_a_link_leads_to_is_not_copied(source: Path, tmp_path: Path, verb: 
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
 
 
-WRITERS = [("quantize", "--windows", "0"), ("convert", "--to", "llama"), ("convert", "--to", "gguf")]
+WRITERS = [
+    ("quantize", "--windows", "0"),
+    ("convert", "--to", "llama"),
+    ("convert", "--to", "gguf"),
+]
 
 
 @pytest.mark.parametrize("words", WRITERS, ids=" ".join)
