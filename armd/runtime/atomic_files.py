@@ -103,7 +103,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     something is raised. One process at a time does so."""
     refuse_link(out)
     refuse_full(out)
-    final = Path(os.path.abspath(out))  # noqa: PTH100 - `..` and `.` have no name
+    final = Path(os.path.abspath(out))  # `..` and `.` have no name
     aside = final.with_name(f".{final.name}.tmp")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
