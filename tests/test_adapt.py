@@ -17,6 +17,7 @@ from safetensors.torch import load_file  # noqa: E402
 from armd import order as orders  # noqa: E402
 from armd.convert.adapter import FACTS, Merging, apply_adapter, right_offset_of  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
+from armd.convert.to_llama import to_llama  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.model.configuration_armd import ArmdConfig  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
@@ -69,22 +70,72 @@ def run(base: Path, samples: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return adapt(recipe_of(job(base, samples, tmp_path_factory.mktemp("whole") / "run")))
 
 
-def test_zero_steps_change_nothing(base: Path, samples: Path, tmp_path: Path) -> None:
-    out = adapt(recipe_of(job(base, samples, tmp_path / "run", steps=0)))
-    before, after = (load_file(f / "model.safetensors") for f in (base, out / "export"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+@pytest.fixture(scope="module")
+def merged_run(base: Path, samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with an adapter that all rows take."""
+    out = tmp_path_factory.mktemp("merged") / "run"
+    return adapt(recipe_of(job(base, samples, out, exact=False)))
 
 
-def test_adapter_applied_equals_merged(base: Path, run: Path) -> None:
-    applied = apply_adapter(load_model(base), run / "adapter").eval()
-    merged, source = load_model(run / "export"), load_model(base)
+def logits(model: Any, order: Any) -> Any:
     tokens = torch.randint(0, WORDS, (2, 32), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        return model(tokens, order=order).logits
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_zero_steps_change_nothing(base: Path, samples: Path, tmp_path: Path, exact: bool) -> None:
+    out = adapt(recipe_of(job(base, samples, tmp_path / "run", steps=0, exact=exact)))
+    before, after = (load_file(f / "model.safetensors") for f in (base, out / "export"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert exact or before.keys() == after.keys()
+    order = orders.strided(32, 4)
+    ours, theirs = (logits(load_model(f), order) for f in (out / "export", base))
+    assert torch.equal(ours, theirs)
+
+
+def test_adapter_applied_equals_merged(base: Path, merged_run: Path) -> None:
+    applied = apply_adapter(load_model(base), merged_run / "adapter").eval()
+    models = (applied, load_model(merged_run / "export"), load_model(base))
     for order in (orders.left_to_right(32), orders.strided(32, 4)):
-        with torch.no_grad():
-            one, two, three = (m(tokens, order=order).logits for m in (applied, merged, source))
+        one, two, three = (logits(model, order) for model in models)
         assert torch.allclose(one, two, atol=1e-4)
         assert not torch.allclose(one, three, atol=1e-2)
+
+
+def test_an_exact_adapter_leaves_the_source_as_it_was_left_to_right(
+    base: Path, run: Path, tmp_path: Path
+) -> None:
+    """To the last bit, and so does the way back; where rows are out of order, it is the adapter
+    that peft would apply."""
+    ours, source = load_model(run / "export"), load_model(base)
+    forward, streams = orders.left_to_right(32), orders.strided(32, 4)
+    assert torch.equal(logits(ours, forward), logits(source, forward))
+    assert not torch.allclose(logits(ours, streams), logits(source, streams), atol=1e-2)
+    for folder in (run / "export", base):
+        to_llama(str(folder), tmp_path / folder.name)
+    one, two = (load_file(f / "model.safetensors") for f in sorted(tmp_path.iterdir()))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    applied = apply_adapter(source, run / "adapter").eval()
+    both = (m.layers[0] for m in (applied, ours))
+    rows = torch.randn(2, 3, ours.config.d_model, generator=torch.Generator().manual_seed(1))
+    theirs, own = (layer.gate_up for layer in both)
+    assert torch.allclose(theirs(rows), own(rows, torch.ones(1, 3, 1)), atol=1e-5)
+
+
+def test_going_on_from_an_exact_adapter(
+    base: Path, samples: Path, run: Path, tmp_path: Path
+) -> None:
+    again = job(base, samples, tmp_path / "run", steps=0, start=run / "adapter")
+    out = adapt(recipe_of(again))
+    one, two = (load_file(f / "export" / "model.safetensors") for f in (out, run))
+    assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in two)
+    with pytest.raises(ArmdError, match="--exact"):
+        recipe_of(replace(again, exact=False))
+    with pytest.raises(ArmdError, match="nothing to learn"):
+        recipe_of(replace(again, streams=(1, 2)))
+    with pytest.raises(ArmdError, match="has an adapter already"):
+        recipe_of(job(run / "export", samples, tmp_path / "other"))
 
 
 def test_the_adapter_is_a_standard_one(base: Path, run: Path) -> None:
@@ -180,9 +231,8 @@ def test_the_merged_model_has_a_card_of_its_own(base: Path, run: Path) -> None:
     ours, theirs = ((f / "README.md").read_text() for f in (run / "export", base))
     assert "| adapted from | ours |" in ours and "| S=4 |" in ours and "| step | 6 |" in ours
     assert "adapted" not in theirs
-    assert (
-        load_model(run / "export").config.to_diff_dict() == load_model(base).config.to_diff_dict()
-    )
+    made, before = (load_model(f).config.to_diff_dict() for f in (run / "export", base))
+    assert made == before | {"adapter_rank": 2}
 
 
 def test_all_weights_learn_with_full(base: Path, samples: Path, tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_prompts_of_unlike_lengths(case: Case, lengths: list[int], streams: int)
 @pytest.mark.parametrize("kind", ["random", "strided", "rows"])
 def test_long_texts_in_single(kind: str, query: str, weights: str) -> None:
     sizes = {"n_layers": 4, "n_two_stream": 2, "d_model": 32, "n_heads": 4}
-    apart = {"right_bias": True, "right_offset": 20} if query == "neighbor" else {}
+    apart = (
+        {"right_bias": True, "right_offset": 20, "adapter_rank": 3} if query == "neighbor" else {}
+    )
     case = case_of(kind, 48, 5, batch=3, query=query, **sizes, **apart)
     case = packed(case, weights)
     run(case)

@@ -163,7 +163,7 @@ def test_the_causal_class_with_a_cache_is_the_same_model(query: str) -> None:
 @pytest.mark.parametrize("streams", [1, 2, 3])
 @pytest.mark.parametrize("query", ["prefix", "mean", "neighbor", "neighbor, biased", "shift"])
 def test_the_carried_code_writes_the_same_greedy_text_as_armd(query: str, streams: int) -> None:
-    apart = {"right_bias": True, "right_offset": 8, "n_kv_heads": 1}
+    apart = {"right_bias": True, "right_offset": 8, "n_kv_heads": 1, "adapter_rank": 2}
     size = apart if "biased" in query else {"n_two_stream": 2}
     model = case_of("random", 5, 3, query=query.split(",")[0], **size).model
     if query == "shift" and streams > 1:

@@ -102,7 +102,7 @@ def test_a_sequence_decoded_in_c_has_the_logits_of_a_full_pass(query: str, kind:
     if query == "neighbor":
         apart = [
             {"right_bias": True},
-            {"right_offset": 64},
+            {"right_offset": 64, "adapter_rank": 3},
             {"right_bias": True, "right_offset": 9},
         ]
     for more in apart:
@@ -141,13 +141,36 @@ def test_the_bias_to_the_right_acts_on_keys_to_the_right_alone() -> None:
     assert not torch.allclose(written("strided"), before["strided"], atol=1e-3)
 
 
+def test_adapters_change_no_bit_left_to_right() -> None:
+    g = torch.Generator().manual_seed(7)
+    model = build(g, query="neighbor", adapter_rank=4)
+    packed = fast.pack(model)
+
+    def written(kind: str) -> torch.Tensor:
+        order, tokens, known = task(kind, 40, torch.Generator().manual_seed(1))
+        return decode(packed, [CSequence(packed, order, tokens, known)])[0]
+
+    kinds = ("left to right", "prompt", "strided", "infill")
+    before = {kind: written(kind) for kind in kinds}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(".lora_b"):
+                weight.mul_(2)
+    for kind in kinds[:2]:
+        assert torch.equal(written(kind), before[kind])
+    for kind in kinds[2:]:
+        assert not torch.allclose(written(kind), before[kind], atol=1e-3)
+
+
 @pytest.mark.parametrize("weights", ["fp32", "int8", "bf16", "q8", "q4"])
 @pytest.mark.parametrize("query", ["prefix", "shift", "neighbor"])
 def test_a_sequence_is_the_same_alone_and_in_any_batch_to_the_last_bit(
     weights: str, query: str
 ) -> None:
     g = torch.Generator().manual_seed(11)
-    apart = {"right_bias": True, "right_offset": 16} if query == "neighbor" else {}
+    apart = (
+        {"right_bias": True, "right_offset": 16, "adapter_rank": 5} if query == "neighbor" else {}
+    )
     model = build(g, query=query, n_heads=4, n_kv_heads=2, d_head=16, **apart)
     packed = fast.pack(model, weights)
     kinds = ("left to right", "prompt") * 4 if query == "shift" else ORDERS

@@ -40,7 +40,9 @@ def as_query(model: armd.ArmdLM, query: str, **changes: Any) -> armd.ArmdLM:
 
 @pytest.mark.parametrize("n", [1, 2, 33])
 @pytest.mark.parametrize(
-    "features", [{}, REAL | {"right_bias": True, "right_offset": 5}], ids=["plain", "real"]
+    "features",
+    [{}, REAL | {"right_bias": True, "right_offset": 5, "adapter_rank": 3}],
+    ids=["plain", "real"],
 )
 def test_left_to_right_it_is_the_shifted_query_bit_for_bit(
     n: int, features: dict[str, Any]
@@ -69,9 +71,10 @@ def test_shared_rows_equal_all_rows(case: Case) -> None:
         REAL,
         REAL | {"right_bias": True},
         {"right_offset": 16},
-        REAL | {"right_bias": True, "right_offset": 4},
+        {"adapter_rank": 2},
+        REAL | {"right_bias": True, "right_offset": 4, "adapter_rank": 3},
     ],
-    ids=["bias", "real", "both", "offset", "all"],
+    ids=["bias", "real", "both", "offset", "adapter", "all"],
 )
 def test_shared_rows_equal_all_rows_in_networks_of_all_kinds(
     kind: str, features: dict[str, Any]
@@ -217,7 +220,7 @@ def test_devices_without_our_kernel_give_the_same_gradients(
     gradients = []
     for plain in (False, True):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda plain=plain: plain)
-        more = {"right_bias": True, "right_offset": 5, "n_kv_heads": 1}
+        more = {"right_bias": True, "right_offset": 5, "n_kv_heads": 1, "adapter_rank": 2}
         case = case_of(kind, 12, 3, double=True, query="neighbor", **more)
         loss = armd.loss(case.model, case.tokens, case.order)
         gradients.append(torch.autograd.grad(loss, list(case.model.layers.parameters())))
@@ -232,6 +235,8 @@ def test_what_cannot_be_is_refused() -> None:
         ({"right_bias": True}, "right_bias"),
         ({"right_offset": 8}, "right_offset"),
         ({"right_offset": 1025, "query": "neighbor"}, "right_offset"),
+        ({"adapter_rank": 4}, "adapter_rank"),
+        ({"adapter_rank": -1, "query": "neighbor"}, "adapter_rank"),
         ({"rope_llama3": {"factor": 8.0}}, "low_freq_factor"),
         ({"d_model": 50}, "d_head"),
     ):
@@ -241,7 +246,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_configurations_and_weights_of_before_are_as_they_were() -> None:
     new = ("n_kv_heads", "d_head", "qkv_bias", "right_bias", "rope_llama3", "tie_word_embeddings")
-    new += ("right_offset",)
+    new += ("right_offset", "adapter_rank")
     config = case_of("random", 5, 1).model.config
     old = {name: value for name, value in config.to_dict().items() if name not in new}
     assert armd.ArmdConfig.from_dict(old).to_dict() == config.to_dict()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
+from ..model.layers import Adapted
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.prefix import PositionCode
@@ -24,12 +25,18 @@ class SigmaLayer(CausalLayer):
     """Its turns are two in one: of the key, then of the query."""
 
     def keys_values(
-        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n ropes 2"]
+        self,
+        rows: Float[Tensor, "b n d"],
+        rope: Float[Tensor, "b2 n ropes 2"],
+        adapted: Adapted = None,
     ) -> tuple[Float[Tensor, "b n h e"], Float[Tensor, "b n h e"]]:
         return super().keys_values(rows, rope.chunk(2, -2)[0])
 
     def queries(
-        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n ropes 2"]
+        self,
+        rows: Float[Tensor, "b n d"],
+        rope: Float[Tensor, "b2 n ropes 2"],
+        adapted: Adapted = None,
     ) -> Float[Tensor, "b n h e"]:
         return super().queries(rows, rope.chunk(2, -2)[1])
 

@@ -58,7 +58,8 @@ def fingerprint(folder: Path) -> str:
 
 
 class Merging:
-    """An adapter added to a model's tensors as they pass by, each checked against its base."""
+    """An adapter added to a model's tensors as they pass by, each checked against its base. An
+    exact one, which only rows out of order take, stays beside them, in `added`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, Fingerprint()
@@ -66,6 +67,11 @@ class Merging:
         self.facts, self.scale = read_json(folder / FACTS, str(folder)), alpha / rank
         self.low = read_tensors(folder / WEIGHTS)
         self.new = read_tensors(folder / NEW)
+        self.added: dict[str, Tensor] = {}
+        self.rank = rank if self.facts.get("exact") else 0
+        """config.adapter_rank of the result."""
+        if self.rank:
+            self.added, self.low = from_peft(self.low, self.scale), {}
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
         self.seen.add(name, tensor)
@@ -73,7 +79,10 @@ class Merging:
             if self.new[name].shape != tensor.shape:
                 self.refuse()
             return self.new[name].to(tensor.dtype)
-        module = _PREFIX + name.removesuffix(".weight")
+        module = name.removesuffix(".weight")
+        if f"{module}.lora_a" in self.added:
+            self.check_added(module, tensor)
+        module = _PREFIX + module
         down, up = (self.low.get(f"{module}.lora_{side}.weight") for side in "AB")
         if down is None or up is None:
             return tensor
@@ -82,6 +91,13 @@ class Merging:
         if up.shape[1:] != down.shape[:1]:
             raise damaged(self.folder, f"{module} has factors of unlike rank")
         return (tensor.float() + self.scale * (up.float() @ down.float())).to(tensor.dtype)
+
+    def check_added(self, module: str, tensor: Tensor) -> None:
+        """Raise unless the factors of an exact adapter fit the matrix."""
+        a, b = (self.added.get(f"{module}.lora_{side}") for side in "ab")
+        wanted = [(self.rank, tensor.shape[1]), (self.rank, tensor.shape[0])]
+        if [None if t is None else tuple(t.shape) for t in (a, b)] != wanted:
+            self.refuse()
 
     def check_base(self) -> None:
         """Raise unless what passed by was the model that the adapter was made for."""
@@ -94,6 +110,28 @@ class Merging:
             f"the adapter in {self.folder} was made for {name}, not for this model (its checksum "
             "is another); use that model, or adapt this one: armd adapt"
         )
+
+
+def from_peft(low: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The factors of an adapter under our names, as AdaptedLinear has them."""
+    found = {}
+    for name, tensor in low.items():
+        name = name.removeprefix(_PREFIX)
+        if name.endswith(".lora_A.weight"):
+            found[name.removesuffix("A.weight") + "a"] = tensor.float().contiguous()
+        else:
+            b = tensor.float().mT * scale
+            found[name.removesuffix("B.weight") + "b"] = b.contiguous()
+    return found
+
+
+def to_peft(name: str, tensor: Tensor, scale: float) -> tuple[str, Tensor]:
+    """One of our factors, or one of peft's own, under the name that peft writes."""
+    if name.endswith(".lora_a"):
+        return _PREFIX + name.removesuffix("a") + "A.weight", tensor
+    if name.endswith(".lora_b"):
+        return _PREFIX + name.removesuffix("b") + "B.weight", tensor.mT / scale
+    return _PREFIX + name.replace(".default.", "."), tensor
 
 
 def damaged(folder: Path, why: str) -> ArmdError:
@@ -142,6 +180,7 @@ def write_adapter(
     base: str,
     base_name: str,
     right_offset: int,
+    exact: bool,
     dtype: torch.dtype,
 ) -> None:
     """The standard folder. `weights`: trained tensors by our names, those of peft with its
@@ -160,14 +199,14 @@ def write_adapter(
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     low, new = {}, {}
     for name, tensor in weights.items():
-        kept = tensor.detach().to(dtype).contiguous()
         if ".lora_" in name:
-            low[_PREFIX + name.replace(".default.", ".")] = kept
+            theirs, kept = to_peft(name, tensor.detach(), alpha / rank)
+            low[theirs] = kept.to(dtype).contiguous()
         else:
             new[name] = tensor.detach().float().contiguous()
     save_file(low, folder / WEIGHTS, {"format": "pt"})
     save_file(new, folder / NEW, {"format": "pt"})
-    facts = {"base": base, "base_name": base_name, "right_offset": right_offset}
+    facts = {"base": base, "base_name": base_name, "right_offset": right_offset, "exact": exact}
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     write_sums(folder)
 

@@ -115,4 +115,4 @@ def new_weights(config: ArmdConfig, embedding: Tensor, bos: int) -> dict[str, Te
 def is_new(name: str) -> bool:
     """Whether this is one of the weights that no source has; BOS is a copy of one it has."""
     started = ("bos", "unknown", "gate", "query_norm.", "position_code.")
-    return name.startswith(started) or name.endswith(".right_bias")
+    return name.startswith(started) or name.endswith((".right_bias", ".lora_a", ".lora_b"))

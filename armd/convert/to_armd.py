@@ -46,6 +46,8 @@ def convert(
     config = config_for(source.name, source.facts, max_length)
     if adapter:
         config.right_offset = min(right_offset_of(adapter), config.max_length)
+    if merging:
+        config.adapter_rank = merging.rank
     pieces = layout(config)
     check_tensors(source, pieces)
     check_room(out, source.shapes.values(), source.dtype)
@@ -108,6 +110,8 @@ def write_weights(
 ) -> None:
     embedding = source.read("model.embed_tokens.weight").to(source.dtype)
     new = new_weights(config, embedding, bos)
+    if merging is not None:
+        new |= {name: low.to(source.dtype) for name, low in merging.added.items()}
     del embedding
     shapes = {name: stacked_shape(parts) for name, parts in pieces.items()}
     shapes |= {name: tuple(tensor.shape) for name, tensor in new.items()}

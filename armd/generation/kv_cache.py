@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from ..model.layers import Mask, attention, bool_mask, rope_cos_sin
+from ..model.layers import Adapted, Mask, attention, bool_mask, rope_cos_sin
 from ..model.limited_attention import RightKeys, limit_mask
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
@@ -107,6 +107,8 @@ class CacheWindow:
     """The rows that leave the last of these layers; None: all."""
     right: RightKeys | None = None
     """Which keys stand to the right of each row, if they are treated apart."""
+    adapted: Adapted = None
+    """Which rows are out of order, if the model has adapters for those."""
 
     @property
     def length(self) -> int:

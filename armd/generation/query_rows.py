@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..model.adapted_linear import out_of_order
 from ..model.layers import right_keys
 from ..model.modeling_armd import ArmdLM
 from ..model.prefix import append_to_state, prefix_sums_in_blocks
@@ -85,16 +86,17 @@ class GroupRows:
 
     def window(self) -> CacheWindow:
         """In the layers in which context rows write keys and values."""
-        at, limit, right = torch.cat([self.context_at, self.queries.at], 1), None, None
+        at, limit, apart = torch.cat([self.context_at, self.queries.at], 1), None, (None, None)
+        every, config = torch.full_like(at, self.length), self.model.config
         if self.limits is not None:
-            every = torch.full_like(self.queries.at, self.length)
-            strict = self.limits[1] if self.aggregates else every
+            strict = self.limits[1] if self.aggregates else every[:, self.context_at.shape[1] :]
             limit = torch.cat([self.limits[0], strict], 1)
-        if (config := self.model.config).right_bias or config.right_offset:
+        if config.right_bias or config.right_offset or config.adapter_rank:
             keys = ([0, *(p + 1 for p in s.plan.position[: self.length - 1])] for s in self.group)
-            right = right_keys(at, self._table(keys), config)
+            visible, keys_at = every if limit is None else limit, self._table(keys)
+            apart = right_keys(at, keys_at, config), out_of_order(at, keys_at, visible)
         n_kv, keep = self.length - self.start, self.queries.keep
-        return CacheWindow(self.cache, at.shape[1], n_kv, self.start, limit, keep, right)
+        return CacheWindow(self.cache, at.shape[1], n_kv, self.start, limit, keep, *apart)
 
     def high_window(self) -> CacheWindow:
         """In the layers above the two streams, where query rows write keys and values."""

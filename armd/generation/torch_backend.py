@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from ..model.adapted_linear import taken
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
@@ -112,21 +113,24 @@ def run_layers(
         windows, [torch.arange(w.n_kv)[None] if w.n_kv < w.rows else None for w in windows]
     )
     kept = _index(windows, [window.keep for window in windows])
+    out = [own.adapted.flatten(0, 1) for own in windows if own.adapted is not None]
+    adapted = torch.cat(out)[None].to(hidden.dtype) if out else None
     for index in indices:
         layer, last = cast(Layer, model.layers[index]), index == indices[-1]
         normed = layer.attention_norm(hidden)
-        pair = layer.keys_values(normed[:, writers], rope[:, writers])
+        pair = layer.keys_values(normed[:, writers], rope[:, writers], taken(adapted, writers))
         for window, key, value in zip(windows, *(s[0].split(written) for s in pair), strict=True):
             window.write(index, key, value)
         if last and not isinstance(kept, slice):
             hidden, normed, rope = (t[:, kept] for t in (hidden, normed, rope))
+            adapted = taken(adapted, kept)
             sizes = [window.keep.numel() for window in windows if window.keep is not None]
-        queries = layer.queries(normed, rope)[0].split(sizes)
+        queries = layer.queries(normed, rope, adapted)[0].split(sizes)
         seen = [
             window.attend(index, rows, layer.right_bias, last=last)
             for window, rows in zip(windows, queries, strict=True)
         ]
-        hidden = layer.project_and_mlp(hidden, torch.cat(seen)[None])
+        hidden = layer.project_and_mlp(hidden, torch.cat(seen)[None], adapted)
     return hidden
 
 

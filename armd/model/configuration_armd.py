@@ -61,6 +61,9 @@ class ArmdConfig(PreTrainedConfig):
     """With query "neighbor": keys to the right of a row are read as if they stood so many positions
     further left, as text before it; those even further right, as often as it takes. 0: where they
     stand."""
+    adapter_rank: int = 0
+    """With query "neighbor": rank of a change to each linear layer that only rows out of order
+    take, those that do not see exactly the tokens before them. Left to right there are none."""
     rope_base: float = 10000.0
     rope_llama3: dict[str, float] | None = None
     """Scaling of RoPE as in Llama 3: factor, low_freq_factor, high_freq_factor and
@@ -144,6 +147,14 @@ class ArmdConfig(PreTrainedConfig):
             raise ArmdError(
                 f"right_offset {self.right_offset} must be between 0 and max_length "
                 f"{self.max_length}"
+            )
+        if self.adapter_rank and self.query not in ("neighbor", "shift"):
+            raise ArmdError(
+                f"adapter_rank needs query 'neighbor', not '{self.query}'; leave it out"
+            )
+        if not 0 <= self.adapter_rank <= self.d_model:
+            raise ArmdError(
+                f"adapter_rank {self.adapter_rank} must be between 0 and d_model {self.d_model}"
             )
         if self.rope_llama3 is not None and not set(LLAMA3) <= set(self.rope_llama3):
             raise ArmdError(f"rope_llama3 must have the keys {', '.join(LLAMA3)}")

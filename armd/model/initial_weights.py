@@ -48,6 +48,8 @@ class InitialWeights:
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
+            for linear in (part.query, part.key_value, part.out, part.gate_up, part.down):
+                linear.reset_adapter()
             if part.right_bias is not None:
                 nn.init.zeros_(part.right_bias)
             for linear in (part.out, part.down):  # 2L branches add up to about one

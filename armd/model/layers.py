@@ -8,12 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from .adapted_linear import AdaptedLinear
 from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm, apply_rope, swiglu
 from .limited_attention import LimitMask, RightKeys, attend, limit_mask, moved_keys
 from .shapes import Bool, Float, Int, Tensor
 
 Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | LimitMask | Literal["all"] | None
+Adapted = Float[Tensor, "#b n 1"] | None
+"""Which rows take the adapters of linear layers: as out_of_order gives it."""
 
 
 def mask_from_limit(limit: Int[Tensor, "b n"], keys: int, right: RightKeys | None = None) -> Mask:
@@ -118,30 +121,42 @@ class Layer(nn.Module):
         super().__init__()
         d, self.heads, self.kv_heads = config.d_model, config.n_heads, config.n_kv_heads
         queries, pairs = self.heads * config.d_head, 2 * self.kv_heads * config.d_head
+        bias, rank = config.qkv_bias, config.adapter_rank
         self.attention_norm = RmsNorm(d, eps=config.norm_eps)
-        self.query = nn.Linear(d, queries, bias=config.qkv_bias)
-        self.key_value = nn.Linear(d, pairs, bias=config.qkv_bias)
-        self.out = nn.Linear(queries, d, bias=False)
+        self.query = AdaptedLinear(d, queries, bias=bias, rank=rank)
+        self.key_value = AdaptedLinear(d, pairs, bias=bias, rank=rank)
+        self.out = AdaptedLinear(queries, d, bias=False, rank=rank)
         self.mlp_norm = RmsNorm(d, eps=config.norm_eps)
-        self.gate_up = nn.Linear(d, 2 * config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, d, bias=False)
+        self.gate_up = AdaptedLinear(d, 2 * config.d_ff, bias=False, rank=rank)
+        self.down = AdaptedLinear(config.d_ff, d, bias=False, rank=rank)
         self.dropout = Dropout(config.dropout)
         self.right_bias = nn.Parameter(torch.zeros(self.heads)) if config.right_bias else None
 
     def queries(
-        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n half 2"]
+        self,
+        rows: Float[Tensor, "b n d"],
+        rope: Float[Tensor, "b2 n half 2"],
+        adapted: Adapted = None,
     ) -> Float[Tensor, "b n h e"]:
-        return apply_rope(self.query(rows).unflatten(-1, (self.heads, -1)), rope)
+        return apply_rope(self.query(rows, adapted).unflatten(-1, (self.heads, -1)), rope)
 
     def keys_values(
-        self, rows: Float[Tensor, "b n d"], rope: Float[Tensor, "b2 n half 2"]
+        self,
+        rows: Float[Tensor, "b n d"],
+        rope: Float[Tensor, "b2 n half 2"],
+        adapted: Adapted = None,
     ) -> tuple[Float[Tensor, "b n kv e"], Float[Tensor, "b n kv e"]]:
-        key, value = self.key_value(rows).unflatten(-1, (2, self.kv_heads, -1)).unbind(-3)
+        both = self.key_value(rows, adapted).unflatten(-1, (2, self.kv_heads, -1))
+        key, value = both.unbind(-3)
         return apply_rope(key, rope), value
 
     def project_and_mlp(
-        self, rows: Float[Tensor, "b n d"], seen: Float[Tensor, "b n h e"]
+        self,
+        rows: Float[Tensor, "b n d"],
+        seen: Float[Tensor, "b n h e"],
+        adapted: Adapted = None,
     ) -> Float[Tensor, "b n d"]:
         """Add what attention saw, then the feed-forward."""
-        rows = rows + self.dropout(self.out(seen.flatten(-2)))
-        return rows + self.dropout(self.down(swiglu(self.gate_up(self.mlp_norm(rows)))))
+        rows = rows + self.dropout(self.out(seen.flatten(-2), adapted))
+        hidden = swiglu(self.gate_up(self.mlp_norm(rows), adapted))
+        return rows + self.dropout(self.down(hidden, adapted))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from .adapted_linear import out_of_order, taken
 from .attention_inputs import AttentionInputs, block_limits, context_position
 from .configuration_armd import ArmdConfig
-from .layers import Mask, mask_from_limit, right_keys, rope_cos_sin
+from .layers import Adapted, Mask, mask_from_limit, right_keys, rope_cos_sin
 from .order import Order
 from .shapes import Bool, Float, Int, Tensor
 
@@ -97,6 +98,12 @@ class NeighborInputs:
     """Context row to context row."""
     extra: Mask
     """Extra row to context row."""
+    adapted: Adapted = None
+    """Which of all rows are out of order, if the model has adapters for those."""
+
+    @property
+    def adapted_context(self) -> Adapted:
+        return taken(self.adapted, slice(self.context_rope.shape[1]))
 
 
 def neighbor_inputs(
@@ -114,8 +121,13 @@ def neighbor_inputs(
     extra_rope = rope_cos_sin(extra.position, config).to(dtype)
     ropes = [_one_sequence(rope, batch) for rope in (context_rope, extra_rope)]
     strict = mask_from_limit(extra.limit, n, right_of_extra)
-    return NeighborInputs(batch, ropes[0], torch.cat(ropes, 1), context, strict)
+    adapted = None
+    if config.adapter_rank:
+        rows = [(position, block_limits(order)[1]), (extra.position, extra.limit)]
+        out = (out_of_order(at, position, visible) for at, visible in rows)
+        adapted = torch.cat([_one_sequence(one.to(dtype), batch) for one in out], 1)
+    return NeighborInputs(batch, ropes[0], torch.cat(ropes, 1), context, strict, adapted)
 
 
-def _one_sequence(rope: Tensor, batch: int) -> Float[Tensor, "1 rows half 2"]:
-    return rope.expand(batch, -1, -1, -1).flatten(0, 1)[None]
+def _one_sequence(table: Tensor, batch: int) -> Float[Tensor, "1 rows ..."]:
+    return table.expand(batch, *table.shape[1:]).flatten(0, 1)[None]

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional as F
 
+from .adapted_linear import out_of_order, taken
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
 from .layers import Layer, attention, right_keys, rope_cos_sin
@@ -211,11 +212,17 @@ class PlainCache:
         at = torch.tensor(stand, device=rows.device)
         rope = rope_cos_sin(at[None], self.config).to(rows.dtype)
         normed, old = layer.attention_norm(rows), self.pairs[index]
-        key, value = layer.keys_values(normed[:, :writers], rope[:, :writers])
+        visible, keys_at = (torch.tensor([t], device=at.device) for t in (limit, self.at))
+        adapted = None
+        if self.config.adapter_rank:
+            adapted = out_of_order(at[None], keys_at, visible).to(rows.dtype)
+        own = taken(adapted, slice(writers))
+        key, value = layer.keys_values(normed[:, :writers], rope[:, :writers], own)
         if old is not None:
             key, value = torch.cat([old[0], key], 1), torch.cat([old[1], value], 1)
         self.pairs[index] = (key, value)
-        right = right_keys(at[None], torch.tensor([self.at], device=at.device), self.config)
-        mask = limit_mask(torch.tensor([limit], device=at.device), key.shape[1], right)
-        seen = attention(layer.queries(normed, rope), key, value, mask, layer.right_bias)
-        return layer.project_and_mlp(rows, seen)
+        right = right_keys(at[None], keys_at, self.config)
+        mask = limit_mask(visible, key.shape[1], right)
+        query = layer.queries(normed, rope, adapted)
+        seen = attention(query, key, value, mask, layer.right_bias)
+        return layer.project_and_mlp(rows, seen, adapted)

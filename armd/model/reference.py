@@ -46,18 +46,20 @@ def logits_of_one(
     if config.query == "neighbor":
         g_position = [p - 1 for p in g_position]  # and so does the neighbor
 
+    x_out = out_of_order(x_block, x_position, x_block, x_position, lambda i, n: i <= n)
+    g_out = out_of_order(g_block, g_position, x_block, x_position, lambda i, n: i < n)
     strict = mask(g_block, x_block, lambda i, n: i < n)
     causal = mask(x_block, x_block, lambda i, n: i <= n)
     above = mask(g_block, g_block, lambda i, n: i <= n)
     for number in range(config.n_two_stream):
-        layer = Equations(weights, config, number)
-        K, V = layer.keys_values(X, x_position)
+        of_x, of_g = (Equations(weights, config, number, out) for out in (x_out, g_out))
+        K, V = of_x.keys_values(X, x_position)
         X, G = (
-            layer.update(X, layer.scores(X, x_position, K, x_position), V, causal),
-            layer.update(G, layer.scores(G, g_position, K, x_position), V, strict),
+            of_x.update(X, of_x.scores(X, x_position, K, x_position), V, causal),
+            of_g.update(G, of_g.scores(G, g_position, K, x_position), V, strict),
         )
     for number in range(config.n_two_stream, config.n_layers):
-        layer = Equations(weights, config, number)
+        layer = Equations(weights, config, number, g_out)
         K, V = layer.keys_values(G, g_position)
         G = layer.update(G, layer.scores(G, g_position, K, g_position), V, above)
     head = embedding if config.tie_word_embeddings else weights["head.weight"]
@@ -70,6 +72,21 @@ def mask(
     """M^c and M^sc of the notation table, pair by pair: 0 where B(i) <= B(n), for M^sc
     B(i) < B(n), and -infinity elsewhere."""
     return torch.tensor([[0.0 if sees(i, n) else -inf for i in of_keys] for n in of_rows])
+
+
+def out_of_order(
+    of_rows: list[int],
+    rows_at: list[int],
+    of_keys: list[int],
+    keys_at: list[int],
+    sees: Callable[[int, int], bool],
+) -> list[bool]:
+    """Which rows do not see exactly the positions up to their own: those take adapters."""
+    out = []
+    for n, at in zip(of_rows, rows_at, strict=True):
+        seen = sorted(p for i, p in zip(of_keys, keys_at, strict=True) if sees(i, n))
+        out.append(seen != list(range(at + 1)))
+    return out
 
 
 def first_query(
@@ -106,10 +123,11 @@ def position_code(weights: Weights, config: ArmdConfig, position: int) -> Float[
 
 
 class Equations:
-    """One layer: pre-norm attention with rotary positions, then SwiGLU, each with a residual."""
+    """One layer: pre-norm attention with rotary positions, then SwiGLU, each with a residual, for
+    rows of which `out` says which are out of order."""
 
-    def __init__(self, weights: Weights, config: ArmdConfig, number: int) -> None:
-        self.config = config
+    def __init__(self, weights: Weights, config: ArmdConfig, number: int, out: list[bool]) -> None:
+        self.config, self.out = config, out
         self.w = {
             name.removeprefix(f"layers.{number}.").removesuffix(".weight"): value
             for name, value in weights.items()
@@ -119,18 +137,28 @@ class Equations:
     def normed(self, rows: Tensor) -> Tensor:
         return rms_norm(rows, self.w["attention_norm"], self.config.norm_eps)
 
-    def queries(self, rows: Tensor, position: list[int]) -> Float[Tensor, "h n e"]:
+    def times(self, rows: Tensor, name: str, out: list[bool] | None = None) -> Tensor:
+        """X W^T + b; for rows out of order, W + B^T A where the layer has such an adapter."""
+        W, made = self.w[name], []
+        for row, is_out in zip(rows, out or self.out, strict=True):
+            adapted = is_out and f"{name}.lora_a" in self.w
+            change = self.w[f"{name}.lora_b"].T @ self.w[f"{name}.lora_a"] if adapted else 0
+            made.append((W + change) @ row)
+        return torch.stack(made) + self.bias(name)
+
+    def queries(
+        self, rows: Tensor, position: list[int], out: list[bool] | None = None
+    ) -> Float[Tensor, "h n e"]:
         """Q = X W^q, or Q-hat = G W^q, turned by true position."""
-        return self.turned(self.normed(rows) @ self.w["query"].T + self.bias("query"), position)
+        return self.turned(self.times(self.normed(rows), "query", out), position)
 
     def keys_values(
         self, X: Tensor, position: list[int]
     ) -> tuple[Float[Tensor, "h n e"], Float[Tensor, "h n e"]]:
         """K = X W^k and V = X W^v, which both streams share."""
-        W_k, W_v = self.w["key_value"].chunk(2)
-        b_k, b_v = self.bias("key_value").chunk(2)
-        rows, group = self.normed(X), self.config.n_heads // self.config.n_kv_heads
-        K, V = self.turned(rows @ W_k.T + b_k, position), self.heads(rows @ W_v.T + b_v)
+        keys, values = self.times(self.normed(X), "key_value").chunk(2, -1)
+        group = self.config.n_heads // self.config.n_kv_heads
+        K, V = self.turned(keys, position), self.heads(values)
         # each head of keys and values serves a group of query heads
         heads = [h // group for h in range(self.config.n_heads)]
         return torch.stack([K[h] for h in heads]), torch.stack([V[h] for h in heads])
@@ -155,7 +183,7 @@ class Equations:
                     further = at
                     while further < key_at:
                         further += config.right_offset
-                    q = self.queries(rows[n : n + 1], [further])[:, 0]
+                    q = self.queries(rows[n : n + 1], [further], self.out[n : n + 1])[:, 0]
                     scores[:, n, i] = (q * K[:, i]).sum(-1) / sqrt(config.d_head)
                 if "right_bias" in self.w:
                     scores[:, n, i] = scores[:, n, i] + self.w["right_bias"]
@@ -165,10 +193,10 @@ class Equations:
         """Attn(Q, K, V; M) = Softmax(Q K^T / sqrt(e) + M) V (eqs. attn_c and attn_sc)."""
         scores = scores + M.to(scores)
         seen = torch.softmax(scores, -1) @ V
-        rows = rows + torch.cat(list(seen), -1) @ self.w["out"].T
+        rows = rows + self.times(torch.cat(list(seen), -1), "out")
         hidden = rms_norm(rows, self.w["mlp_norm"], self.config.norm_eps)
-        gate, up = self.w["gate_up"].chunk(2)
-        return rows + (silu(hidden @ gate.T) * (hidden @ up.T)) @ self.w["down"].T
+        gate, up = self.times(hidden, "gate_up").chunk(2, -1)
+        return rows + self.times(silu(gate) * up, "down")
 
     def heads(self, rows: Tensor) -> Float[Tensor, "h n e"]:
         return torch.stack(rows.split(self.config.d_head, dim=-1))

@@ -65,12 +65,15 @@ class NeighborLayer(CausalLayer):
             return super().forward(rows, inputs)
         batch, context = inputs.batch, inputs.context_rope.shape[1]
         normed = self.attention_norm(rows)
-        key_value = self.keys_values(normed[:, :context], inputs.context_rope)
+        key_value = self.keys_values(
+            normed[:, :context], inputs.context_rope, inputs.adapted_context
+        )
         key, value = (t.view(batch, -1, *t.shape[2:]) for t in key_value)
-        query = self.queries(normed, inputs.rope)
+        query = self.queries(normed, inputs.rope, inputs.adapted)
         parts = query.split([context, query.shape[1] - context], 1)
         seen = [
             attention(q.view(batch, -1, *q.shape[2:]), key, value, mask, self.right_bias)
             for q, mask in zip(parts, (inputs.context, inputs.extra), strict=True)
         ]
-        return self.project_and_mlp(rows, torch.cat([t.flatten(0, 1) for t in seen])[None])
+        together = torch.cat([t.flatten(0, 1) for t in seen])[None]
+        return self.project_and_mlp(rows, together, inputs.adapted)

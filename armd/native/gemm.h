@@ -17,6 +17,8 @@ typedef struct {
     long depth, outputs;
     long format;
     long float_rows; /* Q8 and Q4: rows are not quantised; the weights are widened to float */
+    const float *lora_a, *lora_b; /* (rank, depth) and (rank, outputs): for rows out of order */
+    long rank;                    /* 0: no adapter */
 } matrix;
 
 /* 32 numbers of a row, quantised: scale * value. */

@@ -2,6 +2,7 @@
  * operations, each with its own overhead; here all layers are one parallel region. The result of a
  * row depends neither on the rows beside it nor on the number of threads. */
 #include "layer.h"
+#include "adapter.h"
 #include "attention.h"
 #include <stdlib.h>
 #ifdef _OPENMP
@@ -19,9 +20,11 @@ typedef struct {
     const sequence_rows *sequences;
     long rows, kv_rows, out_rows, chunks;
     long blocks;        /* of rows; 0 if no sequence has more rows than a block */
+    long adapted;       /* whether any row is out of order */
     long scored, cells; /* (row, head, chunk) for which there is room for scores, and for sums */
     long *kv_row, *kv_sequence;                        /* (kv_rows) */
     long *out_row, *out_sequence, *out_at, *visible;   /* (out_rows); out_at: RoPE position */
+    long *kv_adapted, *out_adapted;                    /* (kv_rows), (out_rows): out of order */
     long *chunk_sequence, *block_row;                  /* (chunks); (blocks): first output row */
 } plan;
 
@@ -51,26 +54,30 @@ static int make_plan(plan *p, sequence_rows *sequences, long count, long heads, 
         p->rows += s->n_rows, p->kv_rows += s->n_kv, p->out_rows += s->n_out;
         p->chunks += chunks_of(s), p->cells += s->n_out * heads * chunks_of(s);
         p->blocks += blocks_of(s), several |= blocks_of(s) > 1;
+        for (long j = 0; j < s->n_rows && s->adapted; j++) p->adapted |= s->adapted[j];
         most = chunks_of(s) > most ? chunks_of(s) : most;
     }
     plan_room(p, several, heads, most);
-    p->kv_row = malloc(sizeof(long) * (2 * p->kv_rows + 4 * p->out_rows + p->chunks + p->blocks));
+    p->kv_row = malloc(sizeof(long) * (3 * p->kv_rows + 5 * p->out_rows + p->chunks + p->blocks));
     if (!p->kv_row) return -1;
     p->kv_sequence = p->kv_row + p->kv_rows, p->out_row = p->kv_sequence + p->kv_rows;
     p->out_sequence = p->out_row + p->out_rows, p->out_at = p->out_sequence + p->out_rows;
     p->visible = p->out_at + p->out_rows, p->chunk_sequence = p->visible + p->out_rows;
-    p->block_row = p->chunk_sequence + p->chunks;
+    p->block_row = p->chunk_sequence + p->chunks, p->kv_adapted = p->block_row + p->blocks;
+    p->out_adapted = p->kv_adapted + p->kv_rows;
     long kv = 0, out = 0, chunk = 0, block = 0;
     for (long i = 0; i < count; i++) {
         const sequence_rows *s = sequences + i;
         for (long j = 0; j < s->n_kv; j++, kv++)
-            p->kv_row[kv] = s->first_row + j, p->kv_sequence[kv] = i;
+            p->kv_row[kv] = s->first_row + j, p->kv_sequence[kv] = i,
+            p->kv_adapted[kv] = s->adapted && s->adapted[j];
         for (long j = 0; j < blocks_of(s) && p->blocks; j++)
             p->block_row[block++] = s->first_out + j * BLOCK;
         for (long j = 0; j < s->n_out; j++, out++) {
             const long row = last && s->wanted ? s->wanted[j] : j;
             p->out_row[out] = s->first_row + row, p->out_sequence[out] = i;
             p->out_at[out] = s->row_at ? s->row_at[row] : 0;
+            p->out_adapted[out] = s->adapted && s->adapted[row];
             p->visible[out] = s->visible ? s->visible[row] : s->length;
         }
         for (long j = 0; j < chunks_of(s); j++, chunk++) p->chunk_sequence[chunk] = i;
@@ -97,6 +104,15 @@ static void share_norm(const plan *p, const layer *l, const float *rows, float *
         rms_norm(row, l->attention_norm, l->epsilon, d, j < 0 ? kv_in + i * d : normed + j * d);
         if (j >= 0) memcpy(out + j * d, row, sizeof(float) * d);
     }
+}
+
+/* Rows out of order take the adapter of a product, too. */
+static void share_adapter(const plan *p, const long *adapted, const matrix *w, const float *x,
+                          float *y, long rows) {
+    if (!p->adapted || !w->rank) return;
+#pragma omp for schedule(static)
+    for (long i = 0; i < rows; i++)
+        if (adapted[i]) add_adapter(w, x + i * w->depth, y + i * w->outputs);
 }
 
 static void add_bias(float *row, const float *bias, long width) {
@@ -234,18 +250,23 @@ static void share_layer(const plan *p, const layer *l, long index, const scratch
     share_product(&l->key_value, s->kv_in, s->kv_groups, s->kv, p->kv_rows, 0);
     share_product(&l->query, s->normed, s->groups, s->query, p->out_rows, 0);
 #pragma omp barrier
+    share_adapter(p, p->kv_adapted, &l->key_value, s->kv_in, s->kv, p->kv_rows);
+    share_adapter(p, p->out_adapted, &l->query, s->normed, s->query, p->out_rows);
     share_rope(p, l, index, rope, s->kv, s->query);
     (p->blocks ? share_blocks : share_chunks)(p, l, index, s->query, s->scores, s->parts, s->attended);
     share_product(&l->out, s->attended, s->groups, out, p->out_rows, 1);
 #pragma omp barrier
+    share_adapter(p, p->out_adapted, &l->out, s->attended, out, p->out_rows);
 #pragma omp for schedule(static)
     for (long i = 0; i < p->out_rows; i++)
         rms_norm(out + i * d, l->mlp_norm, l->epsilon, d, s->normed + i * d);
     share_product(&l->gate_up, s->normed, s->groups, s->gate_up, p->out_rows, 0);
 #pragma omp barrier
+    share_adapter(p, p->out_adapted, &l->gate_up, s->normed, s->gate_up, p->out_rows);
     share_swiglu(s->gate_up, p->out_rows, ff, s->hidden);
     share_product(&l->down, s->hidden, s->groups, out, p->out_rows, 1);
 #pragma omp barrier
+    share_adapter(p, p->out_adapted, &l->down, s->hidden, out, p->out_rows);
 }
 
 /* The rows of all sequences, one sequence after the other, (rows, d), through `depth` layers of one

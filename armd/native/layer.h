@@ -22,6 +22,7 @@ typedef struct {
     const long *wanted; /* (n_wanted): the rows that leave the last layer, or NULL: all rows */
     long n_wanted;
     const long *row_at, *position; /* for keys to the right, as in attention.h */
+    const long *adapted; /* (n_rows): whether each is out of order, or NULL: none is */
     long bos_slots, right_offset;
     const float *rope; /* of all positions; for right_offset */
     long bf16; /* the cache has bf16 numbers, not floats */

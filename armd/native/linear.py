@@ -7,6 +7,7 @@ from ctypes import byref
 import torch
 from torch import nn
 
+from ..model.adapted_linear import with_adapter
 from ..model.shapes import Float, Int, Tensor
 from .huge_pages import Arena
 from .library import library
@@ -26,6 +27,8 @@ class SkinnyLinear(nn.Module):
     panels: Tensor
     scale: Tensor | None
     bias: nn.Parameter | None
+    lora_a: nn.Parameter | None
+    lora_b: nn.Parameter | None
 
     def __init__(
         self,
@@ -68,11 +71,14 @@ class SkinnyLinear(nn.Module):
         super().__init__()
         self.outputs, self.depth = shape
         self.weights, self.float_rows = weights, float_rows
-        self.register_parameter("bias", bias)
+        for name, part in (("bias", bias), ("lora_a", None), ("lora_b", None)):
+            self.register_parameter(name, part)
         self.register_buffer("panels", panels)
         self.register_buffer("scale", scale)
 
-    def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
+    def forward(
+        self, x: Float[Tensor, "*b m"], adapted: Float[Tensor, "*#b 1"] | None = None
+    ) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
         out = rows.new_empty(len(rows), self.outputs)
         if library().skinny_product(
@@ -80,13 +86,16 @@ class SkinnyLinear(nn.Module):
         ):
             raise MemoryError("no memory for a product")
         out = out.view(*x.shape[:-1], self.outputs)
-        return out if self.bias is None else out + self.bias
+        out = out if self.bias is None else out + self.bias
+        return with_adapter(out, x, adapted, self.lora_a, self.lora_b)
 
     def address(self) -> Matrix:
         """Where the C functions find it."""
         scale = None if self.scale is None else self.scale.data_ptr()
         shape = (self.depth, self.outputs, FORMATS.index(self.weights), self.float_rows)
-        return Matrix(self.panels.data_ptr(), scale, *shape)
+        lora = [None if part is None else part.data_ptr() for part in (self.lora_a, self.lora_b)]
+        rank = 0 if self.lora_a is None else len(self.lora_a)
+        return Matrix(self.panels.data_ptr(), scale, *shape, *lora, rank)
 
     def matrix(self) -> Float[Tensor, "n m"]:
         """The weights as they count, laid out as usual."""

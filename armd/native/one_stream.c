@@ -15,6 +15,7 @@ typedef struct {
     sequence_rows *sequences;
     float *rows, *rope;       /* (rows, d) and (rows, head width) */
     long *row_at, *visible;   /* (rows): RoPE position, and number of visible slots */
+    long *adapted;            /* (rows): whether it is out of order and takes adapters */
     long *wanted;             /* (drawn): row of each token to draw, counted in its sequence */
     long *unknown, *unknowns; /* rows that start from prefix aggregation; (count): how many of each */
     long n_rows, n_wanted, n_unknown;
@@ -37,11 +38,12 @@ static int alloc(row_buffers *b, sequence *const *sequences, long count, long d,
     const long rows = context + drawn; /* at most: all query rows are extra */
     *b = (row_buffers){0};
     b->sequences = malloc(sizeof(sequence_rows) * count +
-                          sizeof(long) * (2 * rows + 2 * drawn + count) +
+                          sizeof(long) * (3 * rows + 2 * drawn + count) +
                           sizeof(float) * rows * (d + width));
     if (!b->sequences) return -1;
     b->row_at = (long *)(b->sequences + count), b->visible = b->row_at + rows;
-    b->wanted = b->visible + rows, b->unknown = b->wanted + drawn;
+    b->adapted = b->visible + rows;
+    b->wanted = b->adapted + rows, b->unknown = b->wanted + drawn;
     b->unknowns = b->unknown + drawn;
     b->rows = (float *)(b->unknowns + count), b->rope = b->rows + rows * d;
     return 0;
@@ -59,6 +61,14 @@ static void slot_row(const network *net, const sequence *s, long slot, long firs
 
 static long slot_position(const sequence *s, long slot) { return slot ? s->position[slot - 1] + 1 : 0; }
 
+/* Whether a row sees exactly the positions up to its own, as left to right. */
+static int in_order(const sequence *s, long at, long visible) {
+    if (visible != at + 1) return 0;
+    for (long slot = 0; slot < visible; slot++)
+        if (slot_position(s, slot) > at) return 0;
+    return 1;
+}
+
 /* Append the row of a slot; slot -1 is filled in later. */
 static void append_row(row_buffers *b, const network *net, const sequence *s, long slot, long at,
                        long visible) {
@@ -67,6 +77,7 @@ static void append_row(row_buffers *b, const network *net, const sequence *s, lo
         slot_row(net, s, slot, 0, d, b->rows + b->n_rows * d);
     else
         memset(b->rows + b->n_rows * d, 0, sizeof(float) * d);
+    b->adapted[b->n_rows] = net->layers->query.rank && !in_order(s, at, visible);
     b->row_at[b->n_rows] = at, b->visible[b->n_rows++] = visible;
 }
 
@@ -92,7 +103,7 @@ static void gather_rows(row_buffers *b, const network *net, const sequence *s, c
         .keys = s->keys, .values = s->values, .visible = b->visible + first,
         .n_rows = b->n_rows - first, .n_kv = length - start, .start = start, .length = length,
         .wanted = b->wanted + b->n_wanted - drawn, .n_wanted = drawn,
-        .row_at = b->row_at + first, .position = s->position, .bos_slots = 1,
+        .row_at = b->row_at + first, .adapted = b->adapted + first, .position = s->position, .bos_slots = 1,
         .right_offset = net->right_offset, .rope = rope, .bf16 = s->bf16_cache};
 }
 

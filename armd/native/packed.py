@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
+from ..model.adapted_linear import AdaptedLinear
 from ..model.head import ROWS
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
@@ -54,6 +55,7 @@ class FastLayer(Layer):
         panels = (modules[name]._buffers["panels"] for name in MATRICES)
         biases = [modules[name]._parameters["bias"] for name in ("query", "key_value")]
         biases.append(self._parameters.get("right_bias"))
+        biases += [modules[n]._parameters[a] for n in MATRICES for a in ("lora_a", "lora_b")]
         optional = [0 if part is None else part.data_ptr() for part in biases]
         return [*(part.data_ptr() for part in (*norms, *panels)), *optional]
 
@@ -63,7 +65,8 @@ class FastLayer(Layer):
         parts, matrices = self.parts(), (module.address() for module in modules)
         width = modules[0].outputs // self.heads
         shape = (self.heads, self.attention_norm.eps, modules[1].outputs // (2 * width), width)
-        return LayerWeights(*parts[:2], *matrices, *shape, *(part or None for part in parts[-3:]))
+        biases = (part or None for part in parts[7:10])
+        return LayerWeights(*parts[:2], *matrices, *shape, *biases)
 
 
 # beside the modules, not in them: what holds addresses can't be copied
@@ -204,8 +207,9 @@ def assemble(
     for number, part in enumerate(model.layers):
         layer = cast(Layer, part)
         for name in MATRICES:
-            linear = cast(nn.Linear, getattr(layer, name))
+            linear = cast(AdaptedLinear, getattr(layer, name))
             made = make(f"layers.{number}.{name}", linear.weight, linear.bias)
+            made.lora_a, made.lora_b = linear.lora_a, linear.lora_b
             setattr(layer, name, made)
         layer.__class__ = FAST.get(type(layer), type(layer))
     head = make("head", model.head_matrix(), None)

@@ -6,10 +6,28 @@ from functools import lru_cache
 
 import torch
 
-from ..model.sampling import Sampling
+from ..errors import ArmdError
+from ..model import sampling as plain
+from ..model.sampling import NOT_FINITE, Sampling
 from ..model.shapes import Bool, Float, Int, Tensor
 from .library import library
 from .structs import NativeSampling
+
+
+def draw(
+    logits: Float[Tensor, "b m v"],
+    uniform: Float[Tensor, "b m"],
+    sampling: Sampling,
+    seen: Bool[Tensor, "b v"] | None = None,
+    given: Int[Tensor, "b m"] | None = None,
+) -> tuple[Int[Tensor, "b m"], Float[Tensor, "b m"]]:
+    """As model/sampling.draw, by sample.c where it can."""
+    if not logits.is_cpu or logits.dtype != torch.float32 or library() is None:
+        return plain.draw(logits, uniform, sampling, seen, given)
+    token, logp = sample_rows(logits, uniform, sampling, seen, given)
+    if bool((token < 0).any()):
+        raise ArmdError(NOT_FINITE)
+    return token, logp
 
 
 def sample_rows(

@@ -15,6 +15,9 @@ class Matrix(ctypes.Structure):
         ("outputs", c_long),
         ("format", c_long),
         ("float_rows", c_long),
+        ("lora_a", c_void_p),
+        ("lora_b", c_void_p),
+        ("rank", c_long),
     )
 
 

@@ -13,10 +13,12 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ..convert.adapter import Merging, apply_adapter, lora_config, write_adapter
+from ..convert.adapter import LINEARS, Merging, apply_adapter, lora_config, write_adapter
 from ..convert.layout import is_new
 from ..convert.weight_file import WEIGHTS, check_disk, write_one_by_one
 from ..errors import ArmdError
+from ..model.adapted_linear import out_of_order
+from ..model.attention_inputs import block_limits, context_position
 from ..model.configuration_armd import ArmdConfig
 from ..model.order import left_to_right
 from ..model.shapes import Tensor
@@ -60,7 +62,8 @@ class AdaptTrainer(Trainer):
         if a.full:
             self.source: Any = load_model(a.base_model) if a.distill else None
         else:
-            with_adapters(model, a.rank, a.alpha, Path(a.start) if a.start else None)
+            add = with_exact_adapters if a.exact else with_adapters
+            add(model, a.rank, a.alpha, Path(a.start) if a.start else None)
             self.source = model
         model.gradient_checkpointing = self.recipe.machine.activation_checkpointing
         return model.to(self.group.device).train()
@@ -68,7 +71,8 @@ class AdaptTrainer(Trainer):
     def build_optimizer(self) -> torch.optim.Optimizer:
         o, groups = self.recipe.optimizer, {}
         for name, weight in self.weights.items():
-            factor = next((f for end, f in FASTER.items() if name.endswith(end)), 1.0)
+            factors = {**FASTER, ".lora_b": self.recipe.adapt.alpha / self.recipe.adapt.rank}
+            factor = next((f for end, f in factors.items() if name.endswith(end)), 1.0)
             groups.setdefault(factor, []).append(weight)
         listed = [{"params": ws, "factor": factor} for factor, ws in groups.items()]
         return torch.optim.AdamW(
@@ -87,6 +91,10 @@ class AdaptTrainer(Trainer):
         target, rows = labels.gather(1, position), model.hidden(tokens, part.order)
         right = distance_to_the_right(order).expand(tokens.shape)
         weight = (target != -100).to(rows.dtype)
+        if self.recipe.adapt.exact:  # what rows in order predict is the source's
+            visible = block_limits(order)[0]
+            out = out_of_order(order.position, context_position(order), visible)
+            weight = weight * out[..., 0].expand(tokens.shape)
         if stage.kind == "infill":  # only what is filled in, and by the text
             weight, text = weight * (right > 0), torch.ones_like(weight)
         else:
@@ -111,8 +119,9 @@ class AdaptTrainer(Trainer):
         n, streams = labels.shape[1], stage.amount if stage.kind == "strided" else 1
         if not self.recipe.adapt.ahead or streams < 2 or bool((labels == -100).any()):
             return 0
-        run = int(torch.randint(1, streams, ()))
-        return run * (n // streams) + min(run, n % streams)
+        run, prompt = int(torch.randint(1, streams, ())), int(stage.prompt * n)
+        each, rest = divmod(n - prompt, streams)
+        return prompt + run * each + min(run, rest)
 
     @torch.no_grad()
     def _source_rows(self, tokens: Tensor, position: Tensor, cut: int) -> Tensor | None:
@@ -140,6 +149,22 @@ def with_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) 
         apply_adapter(model, start)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name or (is_new(name) and name != "bos"))
+
+
+def with_exact_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) -> None:
+    """The same, of adapters that only rows out of order take."""
+    for layer in model.layers:
+        for name in LINEARS:
+            getattr(layer, name).add_adapter(rank)
+    model.config.adapter_rank = rank
+    named = dict(model.named_parameters())
+    if start is not None:
+        found = Merging(start)
+        with torch.no_grad():
+            for name, tensor in (found.added | found.new).items():
+                named[name].copy_(tensor)
+    for name, weight in named.items():
+        weight.requires_grad_(is_new(name) and name != "bos")
 
 
 @contextlib.contextmanager
@@ -213,8 +238,8 @@ def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     name = Path(a.base_model).name
     half = torch.bfloat16 if a.half else torch.float32
     offset = ArmdConfig.from_pretrained(model_folder(a.base_model)).right_offset
-    facts = {"base": a.base, "base_name": name, "right_offset": offset, "dtype": half}
-    write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, **facts)
+    facts = {"base": a.base, "base_name": name, "right_offset": offset, "exact": a.exact}
+    write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, dtype=half, **facts)
     put_folder(aside, folder)
 
 
@@ -228,7 +253,11 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
                 place[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
                 dtype = dtype or opened.get_tensor(name).dtype
 
+    shapes |= {name: tuple(tensor.shape) for name, tensor in merging.added.items()}
+
     def make(name: str) -> Tensor:
+        if name in merging.added:
+            return merging.added[name].to(dtype)
         with safe_open(place[name], "pt") as opened:
             return merging(name, opened.get_tensor(name))
 
@@ -239,6 +268,8 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
     write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
     merging.check_base()
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
-    finish_folder(aside, ArmdConfig.from_pretrained(base), weights=count, **card)
+    config = ArmdConfig.from_pretrained(base)
+    config.adapter_rank = merging.rank
+    finish_folder(aside, config, weights=count, **card)
     write_sums(aside)
     put_folder(aside, out)

@@ -34,8 +34,11 @@ class Adapting:
     """An adapter of this model to go on from, such as another run's adapter/."""
     steps: int = 200
     """0 writes an adapter that changes nothing."""
-    streams: tuple[int, ...] = (1, 2, 2, 2, 4, 4, 4, 8)
-    """Each step draws its number of streams from these; 1 is left to right."""
+    streams: tuple[int, ...] | None = None
+    """Each step draws its number of streams from these; 2 2 2 4 4 4 8 if not given, and 1, left to
+    right, beside them with --no-exact."""
+    p_prompt: float = 0.5
+    """Share of those steps in which the streams follow a prompt of up to half of the window."""
     p_infill: float = 0.3
     """Share of steps in which blanks are filled in."""
     infill_span: int = 16
@@ -60,6 +63,9 @@ class Adapting:
     """Of the adapter."""
     alpha: int = 24
     """The adapter counts alpha / rank times."""
+    exact: bool = True
+    """Rows that see exactly the text before them take no adapter: left to right the model stays its
+    source, bit for bit. --no-exact: all rows take it, and export/ has it merged."""
     full: bool = False
     """Change all weights, not an adapter."""
     half: bool = True
@@ -108,6 +114,7 @@ def recipe_of(job: Adapting) -> Recipe:
         rank=job.rank,
         alpha=job.alpha,
         full=job.full,
+        exact=is_exact(job),
         distill=job.distill,
         right_text=job.right_text,
         ahead=job.ahead,
@@ -127,6 +134,10 @@ def recipe_of(job: Adapting) -> Recipe:
     )
 
 
+def is_exact(job: Adapting) -> bool:
+    return job.exact and not job.full
+
+
 def started(job: Adapting, base: str, right_offset: int) -> str:
     """The folder to go on from, if what is in it fits."""
     from ..convert.adapter import FACTS, read_sizes, right_offset_of
@@ -138,7 +149,10 @@ def started(job: Adapting, base: str, right_offset: int) -> str:
         raise ArmdError("--start is an adapter, --full has none; leave one of them out")
     if (found := read_sizes(job.start)) != (job.rank, job.alpha):
         raise ArmdError(f"{job.start} has --rank {found[0]} --alpha {found[1]}; give the same")
-    if read_json(job.start / FACTS, str(job.start)).get("base") != base:
+    facts = read_json(job.start / FACTS, str(job.start))
+    if bool(facts.get("exact")) is not job.exact:
+        raise ArmdError(f"{job.start} was made with --{'no-' * job.exact}exact; give the same")
+    if facts.get("base") != base:
         raise ArmdError(f"the adapter in {job.start} is of another model (its checksum differs)")
     if (offset := right_offset_of(job.start)) != right_offset:
         raise ArmdError(
@@ -160,8 +174,13 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     for name in ("rank", "alpha", "length", "infill_span"):
         check_between(f"--{name.replace('_', '-')}", getattr(job, name), 1, MOST)
     check_between("--steps", job.steps, 0, STEPS)
-    for name in ("distill", "right_text"):
+    for name in ("distill", "right_text", "p_prompt"):
         check_between(f"--{name.replace('_', '-')}", getattr(job, name), 0, 1)
+    if is_exact(job) and 1 in (job.streams or ()):
+        raise ArmdError(
+            "one stream has nothing to learn, it stays the source; leave 1 out of --streams, or "
+            "give --no-exact"
+        )
     base = model_folder(job.model)
     kind, _ = saved_kind(base)
     if kind != "armd":
@@ -172,19 +191,26 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     config = ArmdConfig.from_pretrained(base)
     if config.query == "shift":
         raise ArmdError(f"{job.model} has query 'shift', left to right alone; convert it anew")
+    if config.adapter_rank:
+        raise ArmdError(
+            f"{job.model} has an adapter already; give the model without it, and the adapter as "
+            "--start"
+        )
     if job.length > config.max_length:
         raise ArmdError(f"--length {job.length} passes the model's {config.max_length}; lower it")
     return base, config
 
 
 def curriculum_of(job: Adapting) -> Curriculum:
+    usual = (2, 2, 2, 4, 4, 4, 8) if is_exact(job) else (1, 2, 2, 2, 4, 4, 4, 8)
     return Curriculum(
         steps=0,
         i_ar=0,
         i_perm=0,
         rho=0,
         sbp_steps=job.steps,
-        streams=job.streams,
+        streams=usual if job.streams is None else job.streams,
+        p_prompt=job.p_prompt,
         p_infill=job.p_infill,
         infill_span=job.infill_span,
     )

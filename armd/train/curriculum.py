@@ -23,6 +23,8 @@ class Stage:
     amount: int = 0
     shuffle: str = Curriculum.shuffle
     rho_of: str = Curriculum.rho_of
+    prompt: float = 0.0
+    """Share of the text that is known before its streams begin."""
 
     def __str__(self) -> str:
         names = {"shuffled": "rho", "strided": "S", "masking": "T"}
@@ -55,7 +57,11 @@ def stage(curriculum: Curriculum, *, seed: int, step: int) -> Stage:
     if step < c.steps:
         return Stage("shuffled", rho(c, step), c.shuffle, c.rho_of)
     choice = int(torch.randint(len(c.streams), (), generator=generator))
-    return Stage("strided", c.streams[choice])
+    prompt = 0.0
+    if c.p_prompt:
+        drawn, size = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        prompt = size / 2 if drawn < c.p_prompt else 0.0
+    return Stage("strided", c.streams[choice], prompt=prompt)
 
 
 def orders_of(
@@ -67,7 +73,7 @@ def orders_of(
     real = [n] * len(rows) if bool(scored.all()) else _real_lengths(scored)
     plain = now.kind == "shuffled" and not now.amount
     if min(real) == n and (now.kind == "strided" or plain):
-        return orders.strided(n, min(now.amount, n)) if now.amount else orders.left_to_right(n)
+        return _strided(n, now) if now.amount else orders.left_to_right(n)
     generator = torch.Generator()
     position = torch.arange(n).repeat(len(rows), 1)
     block = position.clone()
@@ -105,12 +111,21 @@ def _fill(
     if now.kind == "masking":
         order = orders.masking(length, now.amount, generator=generator)
     elif now.kind == "strided":
-        order = orders.strided(length, min(now.amount, length))
+        order = _strided(length, now)
     else:
         draw = blanks if not now.amount else partial(spans, most=now.amount)
         order = orders.infill(draw(length, generator))
     position[:length], block[:length] = order.position, order.block
     block[length:] += int(order.block[-1]) + 1
+
+
+def _strided(n: int, now: Stage) -> Order:
+    """The streams of a text, after its prompt if it has one."""
+    prompt = int(now.prompt * n)
+    streams = min(now.amount, n - prompt)
+    if not prompt:
+        return orders.strided(n, streams)
+    return orders.infill(torch.arange(n) < prompt, streams)
 
 
 def blanks(n: int, generator: torch.Generator) -> Bool[Tensor, "n"]:

@@ -69,6 +69,8 @@ class Curriculum:
     """Steps of the strided phase that follows: blocks of S tokens, S drawn for each step."""
     streams: tuple[int, ...] = (1, 2, 4)
     """The S to draw from."""
+    p_prompt: float = 0.0
+    """Fraction of strided steps in which the streams follow a prompt of up to half of the text."""
     p_random: float = 0.0
     """Fraction of steps trained on random orders instead."""
     p_masking: float = 0.0
@@ -173,6 +175,8 @@ class Adaptation:
     """Their weight is alpha / rank."""
     full: bool = False
     """All weights learn, not adapters."""
+    exact: bool = False
+    """Rows that read left to right take no adapter: one stream stays the source."""
     distill: float = 1.0
     """Share of the loss that is the distance to the source's left-to-right distribution."""
     right_text: float = 0.0

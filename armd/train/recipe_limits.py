@@ -29,6 +29,7 @@ LIMITS: dict[str, dict[str, tuple[float, float]]] = {
         "rho": (0, 2**20),
         "sbp_steps": (0, STEPS),
         "streams": (1, 2**20),
+        "p_prompt": (0, 1),
         "p_random": (0, 1),
         "p_masking": (0, 1),
         "masking_steps": (1, 10**6),
