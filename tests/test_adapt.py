@@ -117,21 +117,6 @@ def test_an_exact_adapter_leaves_the_source_as_it_was_left_to_right(
     assert torch.allclose(theirs(rows), own(rows, torch.ones(1, 3, 1)), atol=1e-5)
 
 
-def test_going_on_from_an_exact_adapter(
-    base: Path, samples: Path, run: Path, tmp_path: Path
-) -> None:
-    again = job(base, samples, tmp_path / "run", steps=0, start=run / "adapter")
-    out = adapt(recipe_of(again))
-    one, two = (load_file(f / "export" / "model.safetensors") for f in (out, run))
-    assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in two)
-    with pytest.raises(ArmdError, match="--exact"):
-        recipe_of(replace(again, exact=False))
-    with pytest.raises(ArmdError, match="nothing to learn"):
-        recipe_of(replace(again, streams=(1, 2)))
-    with pytest.raises(ArmdError, match="has an adapter already"):
-        recipe_of(job(run / "export", samples, tmp_path / "other"))
-
-
 def test_the_adapter_is_a_standard_one(base: Path, run: Path) -> None:
     from peft import PeftConfig
 
@@ -272,6 +257,12 @@ def test_a_run_goes_on_from_an_adapter(
         assert (out / "adapter" / name).read_bytes() == (start / name).read_bytes()
     with pytest.raises(ArmdError, match="--rank 2"):
         recipe_of(job(base, samples, tmp_path / "run", start=start, rank=3))
+    with pytest.raises(ArmdError, match="--exact"):
+        recipe_of(job(base, samples, tmp_path / "run", start=start, exact=False))
+    with pytest.raises(ArmdError, match="nothing to learn"):
+        recipe_of(job(base, samples, tmp_path / "run", streams=(1, 2)))
+    with pytest.raises(ArmdError, match="has an adapter already"):
+        recipe_of(job(run / "export", samples, tmp_path / "run"))
     facts = json.loads((start / "armd_adapter.json").read_text())
     other = tmp_path / "other"
     shutil.copytree(start, other)
