@@ -4,12 +4,15 @@ the field's, and a sample file that holds nothing says so."""
 import json
 import math
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from eval_models import loaded, saved, tiny_armd, tiny_gpt2, tokenizer
+from tokenizers import Tokenizer
 
 from armd.baselines import config_of, model_class
 from armd.errors import ArmdError
@@ -50,6 +53,29 @@ def test_surprise_equals_the_models_own_loss():
         loss = model.model(torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
     (found,) = model.surprise([ids])
     assert sum(found) / len(found) == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_judge_that_expects_a_start_gets_it_and_scores_the_same_tokens():
+    plain, ids, bos = judge(), list(range(5, 40)), 3
+    (after,) = replace(plain, start=(bos,)).surprise([ids])
+    (given,) = plain.surprise([[bos, *ids]])
+    assert after == pytest.approx(given[1:], abs=1e-6) and len(after) == len(ids) - 1
+    assert max(abs(a - b) for a, b in zip(after, plain.surprise([ids])[0], strict=True)) > 1e-3
+
+
+def test_the_start_is_what_the_tokenizer_puts_before_a_text(tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    folder = Path(saved(tiny_gpt2(), tmp_path / "judge"))
+    assert load_judge(str(folder), device="cpu").start == ()
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer().special["eos_token"]
+    known = [(end, own.token_to_id(end))]
+    own.post_processor = TemplateProcessing(single=f"{end} $A {end}", special_tokens=known)
+    own.save(str(folder / "tokenizer.json"))
+    reader = load_judge(str(folder), device="cpu")
+    assert reader.start == (known[0][1],)
+    assert reader.max_length == judge().max_length - 1  # BOS takes a place
 
 
 def test_both_averages_by_hand():

@@ -10,6 +10,7 @@ from math import exp, inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..convert.gguf_source import fast_reader
 from ..convert.smollm2 import package_file
 from ..errors import ArmdError
 from .padding import filled, in_batches
@@ -26,16 +27,21 @@ MOST = 1024
 @dataclass(frozen=True)
 class Judge:
     """A causal LM and its tokenizer. Rows are padded on the right with any token, which no earlier
-    row can see, so the tokenizer needs no padding token."""
+    row can see, so the tokenizer needs no padding token.
+
+    `start`: what its model expects before a text (Gemma and Llama a BOS, GPT-2 nothing). Without
+    it such a model is at a loss for the whole text, not for its first words alone."""
 
     name: str
     model: Any
     tokenizer: TextTokenizer
     precision: str
+    start: tuple[int, ...] = ()
 
     @property
     def max_length(self) -> int:
-        return min(MOST, getattr(self.model.config, "max_position_embeddings", None) or MOST)
+        most = getattr(self.model.config, "max_position_embeddings", None) or MOST
+        return min(MOST, most - len(self.start))
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
@@ -50,10 +56,10 @@ class Judge:
         scorer = CausalScorer(self.model, None)
         found: list[list[float]] = [[] for _ in rows]
         for places in in_batches(list(map(len, rows)), batch, least=2):
-            ids = filled([rows[place] for place in places])
+            ids = filled([[*self.start, *rows[place]] for place in places])
             with torch.inference_mode():
                 nll = -scorer.log_probs(ids.to(scorer.device), None, 1).double().cpu()
-            for row, place in zip(nll, places, strict=True):
+            for row, place in zip(nll[:, len(self.start) :], places, strict=True):
                 found[place] = row[1 : len(rows[place])].tolist()
         return found
 
@@ -107,7 +113,7 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
     place = package_file() if name == OFFLINE else Path(name)
     if place.suffix == ".gguf":
-        model, tokenizer = from_gguf(place, dtype)
+        model, tokenizer, start = from_gguf(place, dtype)
     else:
         try:
             model = causal_lm(name, dtype)
@@ -116,13 +122,20 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
                 raise
             raise ArmdError(f"{error}; offline: {GET_OFFLINE}, then --judge {OFFLINE}") from None
         tokenizer = model_tokenizer(name, None)
+        start = own_start(tokenizer)
     known = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > known:
         raise ArmdError(f"judge {name} knows {known} tokens, its tokenizer {tokenizer.vocab_size}")
-    return Judge(name, model.eval().to(find_device(device)), tokenizer, precision)
+    return Judge(name, model.eval().to(find_device(device)), tokenizer, precision, start)
 
 
-def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer]:
+def own_start(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """What the tokenizer itself puts before every text."""
+    found = tokenizer.backend.encode("a")
+    return tuple(found.ids[: found.special_tokens_mask.index(0)])
+
+
+def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ...]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ..data.tokenizer import ROLES, TextTokenizer, with_ends
@@ -141,8 +154,11 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot read {file} as a model: {reason}") from None
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
-    found = TextTokenizer(loaded.backend_tokenizer, special)
-    return model, with_ends(found, rows=False)
+    found = with_ends(TextTokenizer(loaded.backend_tokenizer, special), rows=False)
+    asked = fast_reader(str(file)).fields.get(
+        "tokenizer.ggml.add_bos_token"
+    )  # lost on the way from there
+    return model, found, (found.bos,) if asked is not None and asked.contents() else ()
 
 
 @contextmanager
