@@ -26,11 +26,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("quantize") / "model"
     torch.manual_seed(3)
-    config = armd.ArmdConfig(
-        vocab_size=257, d_model=48, n_layers=2, n_heads=3, max_length=64, query="neighbor"
-    )
+    sizes = {"vocab_size": 257, "d_model": 48, "n_layers": 2, "n_heads": 3, "max_length": 64}
+    config = armd.ArmdConfig(**sizes, query="neighbor", adapter_rank=4)
     byte_tokenizer().save(folder)
-    armd.ArmdLM(config).eval().save_pretrained(folder)
+    model = armd.ArmdLM(config).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith(".lora_b"):
+            torch.nn.init.normal_(weight)
+    model.save_pretrained(folder)
     (folder.parent / "text.txt").write_text("The laws of this folder hold for any text. " * 20)
     return folder
 

@@ -45,10 +45,9 @@ def cache_folder() -> Path:
 
 def converted_folder() -> Path:
     """Where the converted model stands, or will: another one for another adapter."""
-    from ..runtime.atomic_files import hash_file
-    from .adapter import WEIGHTS
+    from ..runtime.atomic_files import SUMS, hash_file
 
-    return cache_folder() / f"{NAME}-{hash_file(shipped_adapter() / WEIGHTS)[:12]}"
+    return cache_folder() / f"{NAME}-{hash_file(shipped_adapter() / SUMS)[:12]}"
 
 
 def ready_folder() -> Path:
