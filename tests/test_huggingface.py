@@ -43,18 +43,11 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
     saved: tuple[armd.ArmdLM, Path],
 ) -> None:
     files = {path.name for path in saved[1].iterdir()}
-    code = [
-        "adapted_linear",
-        "attention_inputs",
-        "causal_armd",
-        "configuration_armd",
-        "cpu_ops",
-        "errors",
-        "head",
-    ]
-    code += ["initial_weights", "layers", "limited_attention", "modeling_armd", "neighbor", "order"]
-    code += ["padding", "plain_generation", "prefix", "sampling", "shapes", "streams"]
-    code += ["strict_model"]
+    code = ["adapted_linear", "attention_inputs", "attention_parts", "causal_armd"]
+    code += ["configuration_armd", "cpu_ops", "errors", "head"]
+    code += ["initial_weights", "layers", "limited_attention", "modeling_armd"]
+    code += ["neighbor", "order", "padding", "plain_generation", "prefix", "sampling", "shapes"]
+    code += ["streams", "strict_model"]
     assert files == {"config.json", "model.safetensors", *(f"{name}.py" for name in code)}
 
 

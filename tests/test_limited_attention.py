@@ -5,21 +5,28 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from armd.model import limited_attention
-from armd.model.limited_attention import RightKeys, attend, limit_mask, moved_keys
+from armd.model import attention_parts, limited_attention
+from armd.model import order as orders
+from armd.model.attention_inputs import block_limits, context_position
+from armd.model.attention_parts import lengths
+from armd.model.configuration_armd import ArmdConfig
+from armd.model.layers import right_keys
+from armd.model.limited_attention import LimitMask, RightKeys, attend, moved_keys
 
 
 @pytest.fixture(params=[3, 128])
 def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_attention, "GROUP", request.param)
+    """Sizes at which a test has several groups and runs of keys, or one."""
+    for module in (limited_attention, attention_parts):
+        monkeypatch.setattr(module, "GROUP", request.param)
+    for name, value in (("GAP", request.param // 2), ("CALL", request.param // 3)):
+        monkeypatch.setattr(attention_parts, name, value)
 
 
-def inputs(
-    rows: int, keys: int, moves: int
-) -> tuple[list[torch.Tensor], limited_attention.LimitMask]:
+def inputs(rows: int, keys: int, moves: int, kv: int = 4) -> tuple[list[torch.Tensor], LimitMask]:
     """Without moves, keys to the right have a bias alone."""
     generator = torch.Generator().manual_seed(rows)
-    shapes = ((2, 3, rows, 4), (2, 3, keys, 4), (2, 3, keys, 4), (3,))
+    shapes = ((2, rows, 4, 4), (2, keys, kv, 4), (2, keys, kv, 4), (4,))
     made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
     limit = torch.randint(1, keys + 1, (2, rows), generator=generator).sort(-1).values
     times = torch.randint(0, max(moves, 1) + 1, (2, rows, keys), generator=generator)
@@ -27,27 +34,52 @@ def inputs(
     times[..., 0] = 0  # every row sees a key that is not
     angle = torch.randn(moves, 2, generator=generator, dtype=torch.float64)
     turns = torch.stack([angle.cos(), angle.sin()], -1) if moves else None
-    return [t.requires_grad_() for t in made], limit_mask(limit, keys, RightKeys(times, turns))
+    return [t.requires_grad_() for t in made], LimitMask(limit, keys, RightKeys(times, turns))
 
 
-@pytest.mark.parametrize("moves", [0, 1, 2])
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (7, 7), (10, 13)])
-def test_groups_of_rows_equal_plain_attention(
-    rows: int, keys: int, moves: int, group: None
-) -> None:
-    """Which moves keys, where ours turns queries."""
-    (q, k, v, bias), mask = inputs(rows, keys, moves)
+def assert_plain(leaves: list[torch.Tensor], mask: LimitMask) -> None:
+    """Values and gradients are those of plain attention, which moves keys, where ours turns
+    queries."""
+    q, k, v, bias = leaves
+    copies = q.shape[2] // k.shape[2]
     with sdpa_kernel(SDPBackend.MATH):
-        moved = moved_keys(k.transpose(1, 2), v.transpose(1, 2), mask, bias)
-        keys_values = (t.transpose(1, 2) for t in moved[:2])
-        plain = F.scaled_dot_product_attention(q, *keys_values, attn_mask=moved[2])
-    ours = attend(q, k, v, mask, bias)
+        moved_k, moved_v, added = moved_keys(k, v, mask, bias)
+        k_v = (t.repeat_interleave(copies, 2).transpose(1, 2) for t in (moved_k, moved_v))
+        plain = F.scaled_dot_product_attention(q.transpose(1, 2), *k_v, attn_mask=added)
+    plain, ours = plain.transpose(1, 2), attend(q, k, v, mask, bias)
     torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
     weight = torch.randn_like(plain)
-    leaves = (q, k, v, bias)
     theirs = torch.autograd.grad((plain * weight).sum(), leaves)
     for mine, other in zip(torch.autograd.grad((ours * weight).sum(), leaves), theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kv", [2, 4])
+@pytest.mark.parametrize("moves", [0, 1, 2])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (7, 7), (10, 13)])
+def test_groups_of_rows_equal_plain_attention(
+    rows: int, keys: int, moves: int, kv: int, group: None
+) -> None:
+    assert_plain(*inputs(rows, keys, moves, kv))
+
+
+@pytest.mark.parametrize("streams", [2, 3, 5])
+def test_streams_take_each_pair_about_once(
+    streams: int, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values as above, and hardly more pairs are scored than are seen: fewer than there are, where
+    two calls for all of them would score twice as many."""
+    n, config = 60, ArmdConfig(d_model=16, n_heads=4, query="neighbor", right_offset=20)
+    order = orders.strided(n, streams).rows(1)
+    position, (_, reach) = context_position(order), block_limits(order)
+    mask = LimitMask(reach, n, right_keys(position, position, config))
+    leaves = inputs(n, n, 0, 2)[0]
+    assert_plain([*(t[:1] for t in leaves[:3]), leaves[3]], mask)
+    if n > attention_parts.GROUP:
+        parts = mask.parts(1, torch.float64)
+        pairs = [(p.rows.stop - p.rows.start) * sum(lengths(p.keys)) for p in parts.listed]
+        assert int(reach.sum()) <= sum(pairs) < 0.75 * n * n
+        assert parts.rows is not None and parts.rows.sort().values.equal(torch.arange(n))
 
 
 @pytest.mark.parametrize("moves", [0, 2])

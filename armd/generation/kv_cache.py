@@ -16,7 +16,7 @@ from math import prod
 import torch
 
 from ..model.layers import Adapted, Mask, attention, bool_mask, rope_cos_sin
-from ..model.limited_attention import RightKeys, limit_mask
+from ..model.limited_attention import LimitMask, RightKeys
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
 from ..native.huge_pages import PAGE, Arena
@@ -131,7 +131,7 @@ class CacheWindow:
         if self.right is not None:
             right = self.right._replace(times=self.right.times[rows])
             every = torch.full_like(right.times[..., 0], self.length, dtype=torch.long)
-            return limit_mask(every if limit is None else limit, self.length, right)
+            return LimitMask(every if limit is None else limit, self.length, right)
         return "all" if limit is None else bool_mask(limit, self.length)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -11,10 +11,12 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from .adapted_linear import AdaptedLinear
 from .configuration_armd import ArmdConfig
 from .cpu_ops import Dropout, RmsNorm, apply_rope, swiglu
-from .limited_attention import LimitMask, RightKeys, attend, limit_mask, moved_keys
+from .limited_attention import LimitMask, RightKeys, attend, moved_keys
 from .shapes import Bool, Float, Int, Tensor
 
-Mask = Bool[Tensor, "#b 1 n m"] | BlockMask | LimitMask | Literal["all"] | None
+Written = Bool[Tensor, "#b 1 n m"] | Float[Tensor, "#b #h n m"]
+"""A mask written out: what each row sees, or what is added to its scores."""
+Mask = Written | BlockMask | LimitMask | Literal["all"] | None
 Adapted = Float[Tensor, "#b n 1"] | None
 """Which rows take the adapters of linear layers: as out_of_order gives it."""
 
@@ -24,7 +26,7 @@ def mask_from_limit(limit: Int[Tensor, "b n"], keys: int, right: RightKeys | Non
     because what a row may see (blocks before its own, or up to its own) is always a prefix.
     `right`: which keys stand to the right of a row, if they are treated apart."""
     if limit.device.type != "cuda" or right is not None:
-        return limit_mask(limit, keys, right)
+        return LimitMask(limit, keys, right)
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k < limit[b, q]
@@ -50,30 +52,28 @@ def attention(
 ) -> Float[Tensor, "b n h e"]:
     """The one attention call. mask None: row k sees keys 0..k; "all": it sees every key. Heads of
     keys may be fewer than those of queries, and are then read by several each."""
+    if isinstance(mask, LimitMask):
+        return _limited(query, key, value, mask, None if mask.right is None else right_bias)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     grouped: Any = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if isinstance(mask, BlockMask):
         out = _flex(q, k, v, block_mask=mask, **grouped)
     elif mask is None or isinstance(mask, str):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=mask is None, **grouped)
-    elif isinstance(mask, LimitMask):
-        if grouped:
-            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-        out = _limited(q, k, v, mask, right_bias)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped)
     return out.transpose(1, 2)
 
 
 def _limited(
-    q: Tensor, k: Tensor, v: Tensor, mask: LimitMask, bias: Tensor | None
-) -> Float[Tensor, "b h n e"]:
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
-        return attend(q, k, v, mask, None if mask.right is None else bias)
+    query: Tensor, key: Tensor, value: Tensor, mask: LimitMask, bias: Tensor | None
+) -> Float[Tensor, "b n h e"]:
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        return attend(query, key, value, mask, bias)
     if mask.right is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense())
-    k, v, added = moved_keys(k.transpose(1, 2), v.transpose(1, 2), mask, bias)
-    return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=added)
+        return attention(query, key, value, mask.dense())
+    key, value, added = moved_keys(key, value, mask, bias)
+    return attention(query, key, value, added)
 
 
 def right_keys(

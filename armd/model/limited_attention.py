@@ -1,23 +1,20 @@
 """Attention of rows that each see the first few keys, on a CPU, some of them on their right.
 
 torch's fast kernel takes such a mask, but reads every key of every row, and has no gradient for the
-mask. So rows go in groups, each with only the keys that one of them sees. Keys on the left and on
-the right of a row are two calls of the kernel, joined by their sums; the gradient of a bias on the
-right ones follows from the parts.
+mask. So rows go in groups, each with the keys that they see (attention_parts.py). Keys on the left
+and on the right of a row are two calls of the kernel, joined by their sums; the gradient of a bias
+on the right ones follows from the parts.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from .attention_parts import GROUP, Part, Parts, cut_in_parts, lengths
 from .cpu_ops import apply_rope
 from .shapes import Float, Int, Tensor
-
-GROUP = 128
-"""Rows of a group."""
 
 
 class RightKeys(NamedTuple):
@@ -35,10 +32,10 @@ class LimitMask:
 
     limit: Int[Tensor, "b n"]
     keys: int
-    ends: tuple[int, ...]
-    """The largest limit of each group of rows."""
     right: RightKeys | None = None
     """Keys to the right of a row; None if they are treated as all others."""
+    made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What was worked out for one layer and is the same in all."""
 
     @property
     def moves(self) -> int:
@@ -47,34 +44,34 @@ class LimitMask:
             return 0
         return 1 if self.right.turns is None else len(self.right.turns)
 
-    def seen(self, rows: slice = slice(None), end: int | None = None) -> Tensor:
-        """The mask written out, (b, n, m), or that of some rows with the first `end` keys."""
-        keys = torch.arange(self.keys if end is None else end, device=self.limit.device)
-        return keys < self.limit[:, rows, None]
-
     def dense(self) -> Tensor:
-        """For all heads, (b, 1, n, m)."""
-        return self.seen()[:, None]
+        """The mask written out, for all heads, (b, 1, n, m)."""
+        return (torch.arange(self.keys, device=self.limit.device) < self.limit[..., None])[:, None]
 
-    def part(self, moves: int, rows: slice = slice(None), end: int | None = None) -> Tensor:
+    def part(self, moves: int) -> Tensor:
         """Of what is seen, the keys that are moved so often, (b, 1, n, m)."""
-        seen = self.seen(rows, end)
-        if self.right is not None:
-            seen = seen & (self.right.times[:, rows, : seen.shape[-1]] == moves)
-        return seen[:, None]
+        seen = self.dense()
+        return seen if self.right is None else seen & (self.right.times == moves)[:, None]
 
-    @cached_property
-    def parts(self) -> list[tuple[slice, int, int, Tensor]]:
-        """Groups of rows, the number of keys that they see, of moves, and which keys those are:
-        the same in every layer."""
-        found = []
-        for i, end in enumerate(self.ends):
-            rows = slice(i * GROUP, (i + 1) * GROUP)
-            for moves in range(self.moves + 1):
-                kept = self.part(moves, rows, end)
-                if not moves or bool(kept.any()):
-                    found.append((rows, end, moves, kept))
-        return found
+    def parts(self, copies: int, dtype: torch.dtype) -> Parts:
+        """The same in groups of rows."""
+        if (key := (copies, dtype)) not in self.made:
+            times = None if self.right is None else self.right.times
+            self.made[key] = cut_in_parts(self.dense()[:, 0], times, copies, dtype)
+        return self.made[key]
+
+    def texts(self) -> list["LimitMask"]:
+        """The mask of each text of a batch."""
+        if "texts" not in self.made:
+            self.made["texts"] = [
+                LimitMask(
+                    self.limit[k : k + 1],
+                    self.keys,
+                    self.right and self.right._replace(times=self.right.times[k : k + 1]),
+                )
+                for k in range(len(self.limit))
+            ]
+        return self.made["texts"]
 
     def turned(self, rows: Tensor, moves: int, *, back: bool = False) -> Float[Tensor, "b n h e"]:
         """Queries as those of rows so much further to the right: RoPE knows distances alone, so
@@ -85,43 +82,35 @@ class LimitMask:
         return apply_rope(rows, turn * turn.new_tensor([1, -1]) if back else turn)
 
 
-def limit_mask(limit: Int[Tensor, "b n"], keys: int, right: RightKeys | None = None) -> LimitMask:
-    highest = limit.amax(0)
-    ends = tuple(int(part.max()) for part in highest.split(GROUP))
-    return LimitMask(limit, keys, ends, right)
-
-
-def scores_mask(
-    kept: Tensor, bias: Float[Tensor, "h"] | None, dtype: torch.dtype
-) -> Float[Tensor, "b h2 n m"]:
-    """What is added to scores, so that some keys are seen, with a bias, and all others are not."""
-    added = torch.zeros((), dtype=dtype, device=kept.device)
-    if bias is not None:
-        added = bias.to(dtype)[:, None, None]
-    return torch.where(kept, added, -torch.inf)
-
-
 def moved_keys(
     key: Float[Tensor, "b m h e"], value: Float[Tensor, "b m h e"], mask: LimitMask, bias: Any
 ) -> tuple[Tensor, Tensor, Float[Tensor, "#b h2 n km"]]:
-    """Keys and values once for each number of moves, and which of them a row sees, for a plain
-    attention call. Keys are moved, not rows."""
+    """Keys and values once for each number of moves, and what is added to the scores of a row, so
+    that it sees some of them, with a bias, for a plain attention call. Keys are moved, not rows."""
     moves = range(mask.moves + 1)
-    added = [scores_mask(mask.part(k), bias if k else None, key.dtype) for k in moves]
-    added = torch.cat([a.expand(-1, max(len(a[0]) for a in added), -1, -1) for a in added], -1)
+    none = key.new_zeros(1)
+    shifts = [none if bias is None or not k else bias.to(key.dtype) for k in moves]
+    heads = max(map(len, shifts))
+    added = [
+        torch.where(mask.part(k), shift.expand(heads)[:, None, None], -torch.inf)
+        for k, shift in zip(moves, shifts, strict=True)
+    ]
     keys = torch.cat([mask.turned(key, k, back=True) for k in moves], 1)
-    return keys, torch.cat([value] * len(moves), 1), added
+    return keys, torch.cat([value] * len(moves), 1), torch.cat(added, -1)
 
 
 def attend(
-    query: Float[Tensor, "b h n e"],
-    key: Float[Tensor, "b h m e"],
-    value: Float[Tensor, "b h m e"],
+    query: Float[Tensor, "b n h e"],
+    key: Float[Tensor, "b m kv e"],
+    value: Float[Tensor, "b m kv e"],
     mask: LimitMask,
     bias: Float[Tensor, "h"] | None = None,
-) -> Float[Tensor, "b h n e"]:
+) -> Float[Tensor, "b n h e"]:
     """Attention on a CPU; every row sees at least one key that is not on its right."""
-    return _LimitedAttention.apply(query, key, value, bias, mask)
+    if mask.right is None or len(mask.limit) == 1 or query.shape[1] <= GROUP:
+        return _LimitedAttention.apply(query, key, value, bias, mask)
+    alone = zip(query.split(1), key.split(1), value.split(1), mask.texts(), strict=True)
+    return torch.cat([attend(q, k, v, own, bias) for q, k, v, own in alone])
 
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -129,77 +118,110 @@ _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 
 class _LimitedAttention(torch.autograd.Function):
+    """Heads that read the same keys are rows of one head."""
+
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: LimitMask
     ) -> Tensor:
+        parts = mask.parts(query.shape[2] // key.shape[2], query.dtype)
+        queries = [_rows(mask.turned(query, k), parts) for k in range(mask.moves + 1)]
+        keys, values = (_keys(t, parts) for t in (key, value))
         wide = torch.promote_types(query.dtype, torch.float32)
-        out, log_sums = _empty(query), query.new_empty(query.shape[:3], dtype=wide)
-        queries = [_turned(mask, query, moves) for moves in range(mask.moves + 1)]
+        out, sums = torch.empty_like(queries[0]), query.new_empty(queries[0].shape[:3], dtype=wide)
         right = []
-        for rows, end, moves, kept in mask.parts:
-            added = scores_mask(kept, bias if moves else None, query.dtype)
-            shown = (key[:, :, :end], value[:, :, :end])
-            seen, log_sum = _kernel(queries[moves][:, :, rows], *shown, attn_mask=added)
-            if moves:  # join the two, each with its share; where all is -inf the kernel's sum is 0
-                log_sum = log_sum.masked_fill(~kept.any(-1), -torch.inf)
-                right += [seen, log_sum]
-                total = torch.logaddexp(log_sums[:, :, rows], log_sum)
-                share = (log_sum - total).exp()[..., None].to(seen.dtype)
-                out[:, :, rows] = torch.lerp(out[:, :, rows], seen, share)
-                log_sum = total
+        for part in parts.listed:
+            rows, seen_keys = part.rows, (_taken(t, part) for t in (keys, values))
+            seen, own = _kernel(queries[part.moves][:, :, rows], *seen_keys, attn_mask=part.added)
+            if part.moves:  # join the two, each with its share
+                own = own + _of_rows(bias, own, parts)
+                if part.blind is not None:
+                    own.masked_fill_(part.blind, -torch.inf)
+                right += [seen, own]
+                total = torch.logaddexp(sums[:, :, rows], own)
+                out[:, :, rows].lerp_(seen, (own - total).exp()[..., None].to(seen.dtype))
+                own = total
             else:
                 out[:, :, rows] = seen
-            log_sums[:, :, rows] = log_sum
-        ctx.save_for_backward(key, value, bias, out, log_sums, *queries, *right)
-        ctx.mask = mask
-        return out
+            sums[:, :, rows] = own
+        ctx.save_for_backward(keys, values, bias, out, sums, *queries, *right)
+        ctx.mask, ctx.parts = mask, parts
+        return _rows_back(out, parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask, (key, value, bias, out, log_sums, *saved) = ctx.mask, ctx.saved_tensors
+        mask, parts, (keys, values, bias, out, sums, *saved) = (
+            ctx.mask,
+            ctx.parts,
+            ctx.saved_tensors,
+        )
         queries, right = saved[: mask.moves + 1], iter(saved[mask.moves + 1 :])
-        d_queries, (d_key, d_value) = [_zeros(q) for q in queries], map(_zeros, (key, value))
+        grad = _rows(grads[0], parts)
+        d_queries = [torch.zeros_like(q) for q in queries]
+        d_keys, d_values = (torch.zeros_like(t) for t in (keys, values))
         d_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for rows, end, moves, kept in mask.parts:
-            added = scores_mask(kept, bias if moves else None, key.dtype)
-            grad, joined = grads[0][:, :, rows], out[:, :, rows]
-            log_sum = log_sums[:, :, rows].contiguous()
-            part = (queries[moves][:, :, rows], key[:, :, :end], value[:, :, :end])
+        for part in parts.listed:
+            rows, sum_ = part.rows, sums[:, :, part.rows].contiguous()
+            given = (queries[part.moves][:, :, rows], _taken(keys, part), _taken(values, part))
+            shifted = sum_ - _of_rows(bias, sum_, parts) if part.moves else sum_
             # with the sum over all keys, the kernel's gradient is that of these keys among all
-            made = _kernel_backward(grad, *part, joined, log_sum, 0.0, False, attn_mask=added)
-            d_queries[moves][:, :, rows] = made[0]
-            d_key[:, :, :end] += made[1]
-            d_value[:, :, :end] += made[2]
-            if moves:
-                seen, own_sum = next(right), next(right)
+            made = _kernel_backward(
+                *(grad[:, :, rows], *given, out[:, :, rows], shifted, 0.0, False),
+                attn_mask=part.added,
+            )
+            d_queries[part.moves][:, :, rows] = made[0]
+            for whole, pieces in ((d_keys, made[1]), (d_values, made[2])):
+                for at, piece in zip(part.keys, pieces.split(lengths(part.keys), 2), strict=True):
+                    whole[:, :, at] += piece
+            if part.moves:
+                seen, own = next(right), next(right)
                 if d_bias is not None:
-                    d_bias += _bias_gradient(grad, seen, joined, own_sum - log_sum)
-        d_query = d_queries[0]
+                    along = grad[:, :, rows] * (seen - out[:, :, rows])
+                    d_bias += _bias_gradient(along, own - sum_, parts)
+        d_query = _rows_back(d_queries[0], parts)
         for moves, more in enumerate(d_queries[1:], 1):
-            d_query = d_query + _turned(mask, more, moves, back=True)
-        return d_query, d_key, d_value, d_bias, None
+            d_query = d_query + mask.turned(_rows_back(more, parts), moves, back=True)
+        return d_query, _keys_back(d_keys, parts), _keys_back(d_values, parts), d_bias, None
 
 
-def _bias_gradient(
-    grad: Tensor, seen: Tensor, joined: Tensor, log_share: Tensor
-) -> Float[Tensor, "h"]:
+def _bias_gradient(along: Tensor, log_share: Tensor, parts: Parts) -> Float[Tensor, "h"]:
     """sum over rows of m (dO . o - dO . O): a row gives the keys to its right the weight m, and
-    sees o among them alone; among all it sees O."""
-    along = (grad * (seen - joined)).sum(-1)
-    return (log_share.exp().to(along.dtype) * along).sum((0, 2))
+    sees o among them alone; among all it sees O. `along` is dO (o - O)."""
+    weighted = log_share.exp().to(along.dtype) * along.sum(-1)
+    return weighted.unflatten(2, (-1, parts.copies)).sum((0, 2)).flatten()
 
 
-def _turned(mask: LimitMask, query: Tensor, moves: int, *, back: bool = False) -> Tensor:
-    return mask.turned(query.transpose(1, 2), moves, back=back).transpose(1, 2)
+def _of_rows(bias: Tensor | None, like: Float[Tensor, "b kv n"], parts: Parts) -> Tensor:
+    """The bias of each row, (kv, n)."""
+    if bias is None:
+        return like.new_zeros(())
+    own = bias.to(like.dtype).view(-1, 1, parts.copies)
+    return own.expand(-1, like.shape[2] // parts.copies, -1).flatten(1)
 
 
-def _empty(like: Tensor) -> Tensor:
-    """In the memory layout (b, n, h, e), which the projections beside attention have."""
-    made = torch.empty_like(like.transpose(1, 2), memory_format=torch.contiguous_format)
-    return made.transpose(1, 2)
+def _taken(keys: Float[Tensor, "b kv m e"], part: Part) -> Float[Tensor, "b kv k e"]:
+    found = [keys[:, :, at] for at in part.keys]
+    return found[0] if len(found) == 1 else torch.cat(found, 2)
 
 
-def _zeros(like: Tensor) -> Tensor:
-    return _empty(like).zero_()
+def _rows(query: Float[Tensor, "b n h e"], parts: Parts) -> Float[Tensor, "b kv rows e"]:
+    """Queries in the order of the parts, those of heads that read the same keys side by side."""
+    if parts.rows is not None:
+        query = query.index_select(1, parts.rows)
+    by_key = query.unflatten(2, (-1, parts.copies)).transpose(1, 2)
+    return by_key.contiguous().flatten(2, 3)
+
+
+def _rows_back(rows: Float[Tensor, "b kv rows e"], parts: Parts) -> Float[Tensor, "b n h e"]:
+    query = rows.unflatten(2, (-1, parts.copies)).transpose(1, 2).contiguous().flatten(2, 3)
+    return query if parts.rows is None else query.index_select(1, parts.rows.argsort())
+
+
+def _keys(key: Float[Tensor, "b m kv e"], parts: Parts) -> Float[Tensor, "b kv m e"]:
+    return (key if parts.keys is None else key.index_select(1, parts.keys)).transpose(1, 2)
+
+
+def _keys_back(keys: Float[Tensor, "b kv m e"], parts: Parts) -> Float[Tensor, "b m kv e"]:
+    key = keys.transpose(1, 2)
+    return key if parts.keys is None else key.index_select(1, parts.keys.argsort())

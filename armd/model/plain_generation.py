@@ -14,7 +14,7 @@ from .adapted_linear import out_of_order, taken
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
 from .layers import Layer, attention, right_keys, rope_cos_sin
-from .limited_attention import limit_mask
+from .limited_attention import LimitMask
 from .order import Order, infill
 from .padding import checked
 from .sampling import Sampling, draw
@@ -222,7 +222,7 @@ class PlainCache:
             key, value = torch.cat([old[0], key], 1), torch.cat([old[1], value], 1)
         self.pairs[index] = (key, value)
         right = right_keys(at[None], keys_at, self.config)
-        mask = limit_mask(visible, key.shape[1], right)
+        mask = LimitMask(visible, key.shape[1], right)
         query = layer.queries(normed, rope, adapted)
         seen = attention(query, key, value, mask, layer.right_bias)
         return layer.project_and_mlp(rows, seen, adapted)
