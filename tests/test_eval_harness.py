@@ -1,10 +1,12 @@
 """The lm-eval harness measures what we measure, through its own extension point, offline."""
 
+import ast
 import json
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -169,3 +171,24 @@ def test_local_completions_gets_the_same_from_a_server(tmp_path):
         ids = tokenizer().backend.encode(context + answer).ids
         expected, by_hand = chain(model, ids, len(answer))
         assert value == pytest.approx(expected, abs=1e-4) and greedy == by_hand
+
+
+def test_hellaswag_from_a_file_asks_what_lm_evals_own_task_asks():
+    """`examples/hellaswag.yaml` against the code that it stands in for, on text with its marks."""
+    import yaml
+    from datasets import Dataset
+    from lm_eval.tasks.hellaswag.utils import process_docs
+    from lm_eval.utils import apply_template
+
+    task = yaml.safe_load((Path(armd.__file__).parents[1] / "examples/hellaswag.yaml").read_text())
+    endings = ['[substeps] It\'s "fine". [title] Next [step] go.', "b [x] c", "  d  e", "[title]"]
+    given = {
+        "activity_label": "Cooking",
+        "ctx_a": "[header] How to [title] Wash.  Dry.",
+        "label": 2,
+    }
+    rows = [{**given, "ctx_b": part, "endings": endings} for part in ("", "the Man [step] then")]
+    for row, own in zip(rows, process_docs(Dataset.from_list(rows)), strict=True):
+        assert apply_template(task["doc_to_text"], row) == own["query"]
+        assert ast.literal_eval(apply_template(task["doc_to_choice"], row)) == own["choices"]
+        assert int(apply_template(task["doc_to_target"], row)) == own["gold"]
