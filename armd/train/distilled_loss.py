@@ -24,18 +24,21 @@ class _Distilled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, source: Tensor | None, *rest: Tensor):
-        target, weight, text = rest
-        d_rows = torch.zeros_like(rows)
+        d_rows = torch.empty_like(rows)
         d_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), dtype=torch.float64, device=rows.device)
+        # new memory of this size costs more than to fill it
+        logits = rows.new_empty(1 if source is None else 3, len(matrix) * min(ROWS, len(rows)))
         for start in range(0, len(rows), ROWS):
             part = slice(start, start + ROWS)
-            theirs = None if source is None else source[part]
-            loss, grad = _chunk(rows[part], matrix, theirs, target[part], weight[part], text[part])
-            total += loss
-            torch.mm(grad.mT, matrix, out=d_rows[part])
+            chunk = logits[:, : len(matrix) * len(rows[part])].view(len(logits), len(matrix), -1)
+            torch.mm(matrix, rows[part].mT, out=chunk[0])
+            if source is not None:
+                torch.mm(matrix, source[part].mT, out=chunk[1])
+            total += _chunk(chunk, *(t[part] for t in rest))
+            torch.mm(chunk[0].mT, matrix, out=d_rows[part])
             if d_matrix is not None:
-                d_matrix.addmm_(grad, rows[part])
+                d_matrix.addmm_(chunk[0], rows[part])
         ctx.save_for_backward(d_rows, d_matrix)
         return total.to(rows.dtype)
 
@@ -48,27 +51,32 @@ class _Distilled(torch.autograd.Function):
 
 
 def _chunk(
-    rows: Tensor,
-    matrix: Tensor,
-    source: Tensor | None,
-    target: Tensor,
-    weight: Tensor,
-    text: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The chunk's loss, and its gradient to the logits, (vocabulary, rows)."""
-    ours = (matrix @ rows.mT).log_softmax(0)
-    nll = -ours.gather(0, target[None])[0]
-    loss = weight * text * nll
-    grad = ours.exp()
-    if source is not None and bool((text < 1).any()):
-        theirs = (matrix @ source.mT).log_softmax(0)
-        mass = theirs.exp()
-        apart = (mass * (theirs - ours)).sum(0)
-        loss = loss + weight * (1 - text) * apart
-        grad -= mass * (1 - text)
-    grad.scatter_add_(0, target[None], -text[None])
-    grad *= weight
-    return loss.double().sum(), grad
+    logits: Float[Tensor, "k v r"], target: Tensor, weight: Tensor, text: Tensor
+) -> Float[Tensor, ""]:
+    """The loss of logits, ours and perhaps the source's, and room for as many again. Leaves its
+    gradient to ours in their place."""
+    ours, shares = logits[0], weight * text
+    at_target = ours.gather(0, target[None])[0]
+    nearer, their_sum = torch.zeros_like(weight), torch.ones_like(weight)
+    if len(logits) > 1:
+        theirs, apart = logits[1:]
+        torch.sub(theirs, ours, out=apart)
+        their_top, their_sum = _exponentials(theirs)
+        nearer = apart.mul_(theirs).sum(0) / their_sum - their_top - their_sum.log()
+    top, own_sum = _exponentials(ours)
+    above = top + own_sum.log()
+    loss = shares * (above - at_target) + (weight - shares) * (above + nearer)
+    ours *= weight / own_sum
+    if len(logits) > 1:
+        ours.addcmul_(logits[1], (weight - shares) / their_sum, value=-1)
+    ours.scatter_add_(0, target[None], -shares[None])
+    return loss.double().sum()
+
+
+def _exponentials(logits: Float[Tensor, "v r"]) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
+    """The top one of each row and the sum of exp(logit - top), which take the logits' place."""
+    top = logits.amax(0)
+    return top, logits.sub_(top).exp_().sum(0)
 
 
 def distilled_loss(
