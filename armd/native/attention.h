@@ -5,11 +5,13 @@
 
 enum { CHUNK = 64, QUERIES = 4 };              /* slots of a chunk; queries that share values */
 enum { MAX_WIDTH = 256, MAX_PAIRED = 128 };    /* of a head: where the cache is bf16; for two_dots */
+enum { MAX_ROWS = 32 };                        /* that attend together */
 
 /* The rows of one sequence in one layer. Each group of heads / kv_heads query heads shares the keys and
  * values of one head of the cache. */
 typedef struct {
     const float *query;        /* (rows, heads, width) */
+    const float *turned;       /* the same, moved to the right by right_offset once; or NULL */
     const void *keys, *values; /* (length, kv_heads, width), float or bf16 */
     long rows, heads, kv_heads, length;
     const long *visible;     /* (rows): how many slots each row attends to */
@@ -63,64 +65,93 @@ INLINE void two_dots(const float *q, const float *r, const float *pairs, const l
 }
 #endif
 
+/* Keys of a chunk to the right of each row. */
+typedef struct {
+    long times[MAX_ROWS][CHUNK];    /* how often each is moved to the left until it stands before it */
+    long most[MAX_ROWS];            /* the largest of them */
+    char once[MAX_ROWS][CHUNK / 8]; /* eight keys are all moved once: scored with `turned` */
+    char mixed[MAX_ROWS];           /* others of eight keys are moved, too */
+} moves;
+
+static void count_moves(const attention_input *a, long first, long slots, moves *m) {
+    const long offset = a->right_offset;
+    for (long r = 0; r < a->rows; r++) {
+        long *times = m->times[r];
+        m->most[r] = m->mixed[r] = 0;
+        for (long s = 0; s < slots; s++) {
+            const long token = first + s - a->bos_slots;
+            const long right = token < 0 ? 0 : a->position[token] + 1 - a->row_at[r];
+            times[s] = right <= 0 ? 0 : !offset || right <= offset ? 1 : (right + offset - 1) / offset;
+            m->most[r] = times[s] > m->most[r] ? times[s] : m->most[r];
+        }
+        for (long s = 0; s < slots; s += 8) {
+            int moved = 0, once = a->turned != NULL;
+            for (long j = s; j < s + 8 && j < slots; j++) moved |= times[j] > 0, once &= times[j] == 1;
+            m->once[r][s / 8] = once, m->mixed[r] |= moved && !once;
+        }
+    }
+}
+
+/* Lines from .. upto of eight rows of a head of the cache, `row` bytes apart: of the values that are
+ * needed next, and of the keys of 16 slots further. */
+INLINE void fetch_lines(const char *keys, const char *values, long row, const long lines, long from,
+                        long upto) {
+    for (long i = from; i < upto; i++) {
+        const long at = i / lines * row + i % lines * 64;
+        __builtin_prefetch(values + at);
+        __builtin_prefetch(keys + 16 * row + at);
+    }
+}
+
 /* Scores of one chunk of a cache, (rows, heads, CHUNK): eight keys at a time against all rows and all
- * heads of their group. The values are needed next, so they are prefetched here, and so are the keys of
- * 16 slots further. */
+ * heads of their group. What is needed next is prefetched here, a few lines with each pair of queries:
+ * all at once they would have to wait for each other, and arithmetic for them. */
 INLINE void score(const attention_input *a, const char *keys, const char *values, const long width,
-                  const int bf16, long slots, float *scores) {
+                  const int bf16, long slots, const moves *m, float *scores) {
     float wide[8 * MAX_WIDTH] ALIGNED;
-    const long size = bf16 ? sizeof(uint16_t) : sizeof(float);
-    const float scale = 1 / sqrtf(width), *query = a->query;
+    const long size = bf16 ? sizeof(uint16_t) : sizeof(float), lines = (width * size + 63) / 64;
+    const float scale = 1 / sqrtf(width);
     const long rows = a->rows, heads = a->heads, kv_heads = a->kv_heads, group = heads / kv_heads;
+    const long row = kv_heads * width * size, queries = rows * group;
     for (long s = 0; s < slots; s += 8)
         for (long h = 0; h < kv_heads; h++) {
+            const long start = s * row + h * width * size;
             const float *key[8]; /* past the last slot: the last slot again */
             for (long j = 0; j < 8; j++) {
-                const long at = ((s + j < slots ? s + j : slots - 1) * kv_heads + h) * width * size;
+                const long at = start + (s + j < slots ? j : slots - 1 - s) * row;
                 if (bf16)
                     widen_bf16((const uint16_t *)(keys + at), width, wide + j * width);
                 key[j] = bf16 ? wide + j * width : (const float *)(keys + at);
-                for (long i = 0; i < width * size; i += 64) {
-                    __builtin_prefetch(values + at + i);
-                    __builtin_prefetch(keys + at + 16 * kv_heads * width * size + i);
-                }
             }
             /* the queries of the group: cell(0), cell(1) ... */
 #define CELL(n) ((n) / group * heads + h * group + (n) % group)
+#define QUERY(n) ((m && m->once[(n) / group][s / 8] ? a->turned : a->query) + CELL(n) * width)
             long n = 0;
 #ifdef __AVX512DQ__
             float pairs[8 * MAX_PAIRED] ALIGNED;
-            if (rows * group > 1 && width <= MAX_PAIRED) {
+            if (queries > 1 && width <= MAX_PAIRED) {
                 pair_keys(key, width, pairs);
-                for (; n + 1 < rows * group; n += 2)
-                    two_dots(query + CELL(n) * width, query + CELL(n + 1) * width, pairs, width,
-                             scale, scores + CELL(n) * CHUNK + s, scores + CELL(n + 1) * CHUNK + s);
+                for (; n + 1 < queries; n += 2) {
+                    fetch_lines(keys + start, values + start, row, lines, n * 8 * lines / queries,
+                                (n + 2) * 8 * lines / queries);
+                    two_dots(QUERY(n), QUERY(n + 1), pairs, width, scale,
+                             scores + CELL(n) * CHUNK + s, scores + CELL(n + 1) * CHUNK + s);
+                }
             }
 #endif
-            for (; n < rows * group; n++)
-                dots(query + CELL(n) * width, key, width, scale, scores + CELL(n) * CHUNK + s);
+            for (; n < queries; n++) {
+                fetch_lines(keys + start, values + start, row, lines, n * 8 * lines / queries,
+                            (n + 1) * 8 * lines / queries);
+                dots(QUERY(n), key, width, scale, scores + CELL(n) * CHUNK + s);
+            }
         }
 }
 
-/* How often each key of a chunk is moved to the left until it stands before a row: 0 for keys that do;
- * the largest of these numbers. */
-static long count_moves(const attention_input *a, long at, long first, long slots, long *times) {
-    const long offset = a->right_offset;
-    long most = 0;
-    for (long s = 0; s < slots; s++) {
-        const long token = first + s - a->bos_slots;
-        const long right = token < 0 ? 0 : a->position[token] + 1 - at;
-        times[s] = right <= 0 ? 0 : offset ? (right + offset - 1) / offset : 1;
-        most = times[s] > most ? times[s] : most;
-    }
-    return most;
-}
-
-/* Scores of the keys that are moved `move` times, of one row and head: RoPE knows distances alone, so
- * the row is moved to the right instead. */
+/* Scores of the keys that are moved `move` times, of one row and head, where the eight keys beside them
+ * are not all moved once: RoPE knows distances alone, so the row is moved to the right instead. */
 INLINE void score_moved(const attention_input *a, const float *query, const char *keys, long head,
                         const long width, const int bf16, long slots, long move, const long *times,
-                        float *scores) {
+                        const char *once, float *scores) {
     float turned[MAX_WIDTH] ALIGNED, wide[8 * MAX_WIDTH] ALIGNED, found[8] ALIGNED;
     const long size = bf16 ? sizeof(uint16_t) : sizeof(float);
     apply_rope(query, a->rope + move * a->right_offset * width, 1, width, turned);
@@ -128,7 +159,7 @@ INLINE void score_moved(const attention_input *a, const float *query, const char
         const float *key[8];
         int any = 0;
         for (long j = 0; j < 8 && s + j < slots; j++) any |= times[s + j] == move;
-        if (!any) continue;
+        if (!any || once[s / 8]) continue;
         for (long j = 0; j < 8; j++) {
             const long slot = s + j < slots ? s + j : slots - 1;
             const char *at = keys + (slot * a->kv_heads + head) * width * size;
@@ -141,24 +172,21 @@ INLINE void score_moved(const attention_input *a, const float *query, const char
     }
 }
 
-/* Mend the scores of all keys whose RoPE position is greater than the row's: as if they were moved to
- * the left, and with the bias. */
+/* Mend the scores of keys whose RoPE position is greater than the row's: as if they were moved to the
+ * left, and with the bias. */
 INLINE void score_right(const attention_input *a, const char *keys, const long width, const int bf16,
-                        long first, long slots, float *scores) {
+                        long slots, const moves *m, float *scores) {
     const long group = a->heads / a->kv_heads;
-    for (long r = 0; r < a->rows; r++) {
-        long times[CHUNK];
-        const long most = count_moves(a, a->row_at[r], first, slots, times);
-        for (long h = 0; h < a->heads && most; h++) {
+    for (long r = 0; r < a->rows; r++)
+        for (long h = 0; h < a->heads && m->most[r]; h++) {
             const long cell = r * a->heads + h;
             float *row = scores + cell * CHUNK;
-            for (long move = 1; move <= most && a->right_offset; move++)
+            for (long move = 1; move <= m->most[r] && m->mixed[r] && a->right_offset; move++)
                 score_moved(a, a->query + cell * width, keys, h / group, width, bf16, slots, move,
-                            times, row);
+                            m->times[r], m->once[r], row);
             for (long s = 0; s < slots && a->right_bias; s++)
-                if (times[s]) row[s] += a->right_bias[h];
+                if (m->times[r][s]) row[s] += a->right_bias[h];
         }
-    }
 }
 
 /* For one row and head: scores become weights; the largest score and the sum of weights to `part`. */
@@ -212,9 +240,11 @@ INLINE void attend(const attention_input *a, const long width, const int bf16, l
     const char *keys = (const char *)a->keys + start, *values = (const char *)a->values + start;
     const long stride = bf16 ? width : row;
     float wide[CHUNK * MAX_WIDTH] ALIGNED;
-    score(a, keys, values, width, bf16, slots, scores);
-    if (a->right_bias || a->right_offset)
-        score_right(a, keys, width, bf16, first, slots, scores);
+    moves right;
+    const int moved = a->right_bias || a->right_offset;
+    if (moved) count_moves(a, first, slots, &right);
+    score(a, keys, values, width, bf16, slots, moved ? &right : NULL, scores);
+    if (moved) score_right(a, keys, width, bf16, slots, &right, scores);
     for (long h = 0; h < a->kv_heads; h++) {
         const float *value = bf16 ? wide : (const float *)values + h * width;
         for (long s = 0; s < slots && bf16; s++)

@@ -12,7 +12,8 @@ static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 #endif
 
-enum { BLOCK = 32 }; /* rows that attend together where there are many */
+enum { BLOCK = MAX_ROWS }; /* rows that attend together where there are many */
+enum { PIECE = 128 }; /* columns of a row that a thread takes at once */
 
 /* Which rows go through a layer. Rows that write keys ("kv") and rows that leave the layer ("out") are
  * two lists; a row may be in both. */
@@ -21,7 +22,7 @@ typedef struct {
     long rows, kv_rows, out_rows, chunks;
     long blocks;        /* of rows; 0 if no sequence has more rows than a block */
     long adapted;       /* whether any row is out of order */
-    long scored, cells; /* (row, head, chunk) for which there is room for scores, and for sums */
+    long scored, cells; /* (row, head) of a thread's scores; (row, head, chunk) of all sums */
     long *kv_row, *kv_sequence;                        /* (kv_rows) */
     long *out_row, *out_sequence, *out_at, *visible;   /* (out_rows); out_at: RoPE position */
     long *kv_adapted, *out_adapted;                    /* (kv_rows), (out_rows): out of order */
@@ -34,30 +35,30 @@ static long blocks_of(const sequence_rows *s) { return (s->n_out + BLOCK - 1) / 
 
 /* Few rows: threads share the chunks of the cache, and every chunk keeps its sums until all are there.
  * Many rows: they share blocks of rows, and each thread keeps the sums of one block. */
-static void plan_room(plan *p, long many, long heads, long most_chunks) {
-    if (!many) {
-        p->blocks = 0, p->scored = p->cells;
-        return;
-    }
-    p->scored = omp_get_max_threads() * BLOCK * heads;
-    p->cells = p->scored * most_chunks;
+static void plan_room(plan *p, long most_rows, long heads, long most_chunks) {
+    p->scored = (most_rows < BLOCK ? most_rows : BLOCK) * heads;
+    if (most_rows > BLOCK)
+        p->cells = omp_get_max_threads() * p->scored * most_chunks;
+    else
+        p->blocks = 0;
 }
 
 /* `last`: only the wanted rows leave the layer. -1 if there is no memory. */
 static int make_plan(plan *p, sequence_rows *sequences, long count, long heads, int last) {
     *p = (plan){.sequences = sequences};
-    long most = 0, several = 0;
+    long most = 0, most_rows = 0;
     for (sequence_rows *s = sequences; s < sequences + count; s++) {
         s->first_row = p->rows, s->first_out = p->out_rows;
         s->first_chunk = p->chunks, s->first_cell = p->cells;
         s->n_out = last && s->wanted ? s->n_wanted : s->n_rows;
         p->rows += s->n_rows, p->kv_rows += s->n_kv, p->out_rows += s->n_out;
         p->chunks += chunks_of(s), p->cells += s->n_out * heads * chunks_of(s);
-        p->blocks += blocks_of(s), several |= blocks_of(s) > 1;
+        p->blocks += blocks_of(s);
+        most_rows = s->n_out > most_rows ? s->n_out : most_rows;
         for (long j = 0; j < s->n_rows && s->adapted; j++) p->adapted |= s->adapted[j];
         most = chunks_of(s) > most ? chunks_of(s) : most;
     }
-    plan_room(p, several, heads, most);
+    plan_room(p, most_rows, heads, most);
     p->kv_row = malloc(sizeof(long) * (3 * p->kv_rows + 5 * p->out_rows + p->chunks + p->blocks));
     if (!p->kv_row) return -1;
     p->kv_sequence = p->kv_row + p->kv_rows, p->out_row = p->kv_sequence + p->kv_rows;
@@ -126,9 +127,10 @@ static void store_row(void *cache, long slot, const float *row, long width, long
         memcpy((float *)cache + slot * width, row, sizeof(float) * width);
 }
 
-/* Biases and RoPE: keys and values go to the cache of layer `index`; queries stay where they are. */
+/* Biases and RoPE: keys and values go to the cache of layer `index`; queries stay where they are, and are
+ * turned for keys to the right. */
 static void share_rope(const plan *p, const layer *l, long index, const float *rope, float *kv,
-                       float *query) {
+                       float *query, float *turned) {
     const long width = l->width, kv_width = l->kv_heads * width, q_width = l->heads * width;
 #pragma omp for schedule(static)
     for (long i = 0; i < p->kv_rows + p->out_rows; i++) {
@@ -137,6 +139,10 @@ static void share_rope(const plan *p, const layer *l, long index, const float *r
             float *row = query + j * q_width;
             add_bias(row, l->query_bias, q_width);
             apply_rope(row, rope + p->out_row[j] * width, l->heads, width, row);
+            const sequence_rows *own = p->sequences + p->out_sequence[j];
+            if (own->right_offset)
+                apply_rope(row, own->rope + own->right_offset * width, l->heads, width,
+                           turned + j * q_width);
             continue;
         }
         const sequence_rows *s = p->sequences + p->kv_sequence[i];
@@ -150,48 +156,55 @@ static void share_rope(const plan *p, const layer *l, long index, const float *r
     }
 }
 
+/* Buffers between the stages of a layer; every layer uses them again. */
+typedef struct {
+    float *kv_in, *kv, *normed, *query, *turned, *attended, *gate_up, *hidden, *scores, *parts;
+    row_group *kv_groups, *groups; /* quantised rows: of keys and values, and of the other products */
+} scratch;
+
 /* The rows from output row `first` on, all of one sequence. */
-static attention_input rows_from(const plan *p, const layer *l, long index, const float *query,
+static attention_input rows_from(const plan *p, const layer *l, long index, const scratch *k,
                                  long first, long rows) {
     const sequence_rows *s = p->sequences + p->out_sequence[first];
+    const long at = first * l->heads * l->width;
     return (attention_input){
-        query + first * l->heads * l->width, s->keys[index], s->values[index],
+        k->query + at, s->right_offset ? k->turned + at : NULL, s->keys[index], s->values[index],
         rows, l->heads, l->kv_heads, s->length, p->visible + first,
         l->right_bias, s->right_offset, s->rope, p->out_at + first, s->position, s->bos_slots};
 }
 
 /* Each thread takes some chunks of the caches, then combines some rows. */
-static void share_chunks(const plan *p, const layer *l, long index, const float *query, float *scores,
-                         float *parts, float *attended) {
+static void share_chunks(const plan *p, const layer *l, long index, const scratch *k) {
     const long heads = l->heads, width = l->width, part = 2 + width;
+    float *scores = k->scores + omp_get_thread_num() * p->scored * CHUNK;
 #pragma omp for schedule(static)
     for (long i = 0; i < p->chunks; i++) {
         const sequence_rows *s = p->sequences + p->chunk_sequence[i];
         const long c = i - s->first_chunk, cell = s->first_cell + c * s->n_out * heads;
         if (!s->n_out) continue;
-        const attention_input a = rows_from(p, l, index, query, s->first_out, s->n_out);
-        attend_chunk(&a, width, s->bf16, c * CHUNK, scores + cell * CHUNK, parts + cell * part);
+        const attention_input a = rows_from(p, l, index, k, s->first_out, s->n_out);
+        attend_chunk(&a, width, s->bf16, c * CHUNK, scores, k->parts + cell * part);
     }
 #pragma omp for schedule(static)
     for (long i = 0; i < p->out_rows * heads; i++) {
         const sequence_rows *s = p->sequences + p->out_sequence[i / heads];
-        combine(parts + (s->first_cell + i - s->first_out * heads) * part, chunks_of(s),
-                s->n_out * heads * part, width, attended + i * width);
+        combine(k->parts + (s->first_cell + i - s->first_out * heads) * part, chunks_of(s),
+                s->n_out * heads * part, width, k->attended + i * width);
     }
 }
 
 /* Each thread takes some blocks of rows. A block goes through the chunks that one of its rows sees. The
  * last blocks see the most and come first. The bits are those of share_chunks. */
-static void share_blocks(const plan *p, const layer *l, long index, const float *query, float *scores,
-                         float *parts, float *attended) {
+static void share_blocks(const plan *p, const layer *l, long index, const scratch *k) {
     const long heads = l->heads, width = l->width, part = 2 + width, own = omp_get_thread_num();
-    scores += own * BLOCK * heads * CHUNK, parts += own * (p->cells / p->scored) * BLOCK * heads * part;
+    float *scores = k->scores + own * p->scored * CHUNK;
+    float *parts = k->parts + own * (p->cells / omp_get_max_threads()) * part;
 #pragma omp for schedule(dynamic)
     for (long i = p->blocks - 1; i >= 0; i--) {
         const long first = p->block_row[i];
         const sequence_rows *s = p->sequences + p->out_sequence[first];
         const long left = s->first_out + s->n_out - first, rows = left < BLOCK ? left : BLOCK;
-        const attention_input a = rows_from(p, l, index, query, first, rows);
+        const attention_input a = rows_from(p, l, index, k, first, rows);
         long seen = 0, chunks = 0;
         for (long r = 0; r < rows; r++) seen = a.visible[r] > seen ? a.visible[r] : seen;
         for (; chunks < chunks_of(s) && chunks * CHUNK < seen; chunks++)
@@ -199,24 +212,24 @@ static void share_blocks(const plan *p, const layer *l, long index, const float 
                          parts + chunks * rows * heads * part);
         for (long n = 0; n < rows * heads; n++)
             combine(parts + n * part, chunks, rows * heads * part, width,
-                    attended + (first * heads + n) * width);
+                    k->attended + (first * heads + n) * width);
     }
 }
 
+/* In pieces of rows, so that a division of places comes once a piece. */
 static void share_swiglu(const float *gate_up, long rows, long width, float *out) {
+    const long pieces = (width + PIECE - 1) / PIECE;
 #pragma omp for schedule(static)
-    for (long i = 0; i < rows * width; i += 8) {
-        const float *gate = gate_up + i / width * 2 * width + i % width;
-        const vec g = *(vec *)gate, u = *(vec *)(gate + width);
-        *(vec *)(out + i) = g * u / (1 + exponential(-g));
+    for (long i = 0; i < rows * pieces; i++) {
+        const long row = i / pieces, from = i % pieces * PIECE;
+        const long upto = from + PIECE < width ? from + PIECE : width;
+        const float *gate = gate_up + row * 2 * width;
+        for (long c = from; c < upto; c += 8) {
+            const vec g = *(vec *)(gate + c), u = *(vec *)(gate + width + c);
+            *(vec *)(out + row * width + c) = g * u / (1 + exponential(-g));
+        }
     }
 }
-
-/* Buffers between the stages of a layer; every layer uses them again. */
-typedef struct {
-    float *kv_in, *kv, *normed, *query, *attended, *gate_up, *hidden, *scores, *parts;
-    row_group *kv_groups, *groups; /* quantised rows: of keys and values, and of the other products */
-} scratch;
 
 /* Groups of a row of the widest product. */
 static long most_groups(const layer *l) {
@@ -228,17 +241,18 @@ static void partition(scratch *s, float *memory, const plan *p, const layer *l) 
     const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
     s->kv_in = memory, s->kv = s->kv_in + p->kv_rows * d;
     s->normed = s->kv + p->kv_rows * 2 * l->kv_heads * l->width;
-    s->query = s->normed + p->out_rows * d, s->attended = s->query + p->out_rows * inner;
+    s->query = s->normed + p->out_rows * d, s->turned = s->query + p->out_rows * inner;
+    s->attended = s->turned + p->out_rows * inner;
     s->gate_up = s->attended + p->out_rows * inner, s->hidden = s->gate_up + p->out_rows * 2 * ff;
-    s->scores = s->hidden + p->out_rows * ff, s->parts = s->scores + p->scored * CHUNK;
+    s->scores = s->hidden + p->out_rows * ff, s->parts = s->scores + omp_get_max_threads() * p->scored * CHUNK;
     s->kv_groups = (row_group *)(s->parts + p->cells * (2 + l->width));
     s->groups = s->kv_groups + p->kv_rows * groups_of(&l->key_value);
 }
 
 static long scratch_size(const plan *p, const layer *l) {
     const long d = l->query.depth, ff = l->down.depth, inner = l->heads * l->width;
-    return p->kv_rows * (d + 2 * l->kv_heads * l->width) + p->out_rows * (d + 2 * inner + 3 * ff) +
-           p->scored * CHUNK + p->cells * (2 + l->width) +
+    return p->kv_rows * (d + 2 * l->kv_heads * l->width) + p->out_rows * (d + 3 * inner + 3 * ff) +
+           omp_get_max_threads() * p->scored * CHUNK + p->cells * (2 + l->width) +
            (p->kv_rows * groups_of(&l->key_value) + p->out_rows * most_groups(l)) *
                (long)(sizeof(row_group) / sizeof(float));
 }
@@ -252,8 +266,8 @@ static void share_layer(const plan *p, const layer *l, long index, const scratch
 #pragma omp barrier
     share_adapter(p, p->kv_adapted, &l->key_value, s->kv_in, s->kv, p->kv_rows);
     share_adapter(p, p->out_adapted, &l->query, s->normed, s->query, p->out_rows);
-    share_rope(p, l, index, rope, s->kv, s->query);
-    (p->blocks ? share_blocks : share_chunks)(p, l, index, s->query, s->scores, s->parts, s->attended);
+    share_rope(p, l, index, rope, s->kv, s->query, s->turned);
+    (p->blocks ? share_blocks : share_chunks)(p, l, index, s);
     share_product(&l->out, s->attended, s->groups, out, p->out_rows, 1);
 #pragma omp barrier
     share_adapter(p, p->out_adapted, &l->out, s->attended, out, p->out_rows);

@@ -17,6 +17,7 @@ HEADERS = (
     "quantized_dot.h",
     "vectors.h",
     "attention.h",
+    "adapter.h",
     "layer.h",
     "forward.h",
     "sample.h",

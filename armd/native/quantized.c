@@ -24,12 +24,13 @@ INLINE const uint8_t *panel_at(const matrix *w, long panel) {
 /* Numbers that are not finite make the scale NaN, and so every output of the row. */
 void quantize_group(const float *x, long width, long format, row_group *to) {
     float all[GROUP] = {0};
-    uint32_t bits[GROUP], most = 0;
-    memcpy(all, x, sizeof(float) * width);
-    memcpy(bits, all, sizeof(bits));
+    if (width < GROUP) x = memcpy(all, x, sizeof(float) * width);
+    uint32_t most = 0;
     for (int i = 0; i < GROUP; i++) {
-        bits[i] &= 0x7fffffff; /* of positive floats the larger one has the larger bits */
-        most = bits[i] > most ? bits[i] : most;
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof(bits));
+        bits &= 0x7fffffff; /* of positive floats the larger one has the larger bits */
+        most = bits > most ? bits : most;
     }
     float largest;
     memcpy(&largest, &most, sizeof(float));
@@ -37,9 +38,7 @@ void quantize_group(const float *x, long width, long format, row_group *to) {
     if (most >= 0x7f800000) to->scale = NAN;
     if (most >= 0x7f800000 || largest < 1e-30f) return;
     to->scale = largest / 127;
-    round_values(all, 127 / largest, to->value);
-    for (int i = 0; i < GROUP; i++) to->offset -= to->value[i];
-    to->offset *= format == Q8 ? 128 : 8;
+    to->offset = -round_values(x, 127 / largest, to->value) * (format == Q8 ? 128 : 8);
 }
 
 /* While a block of weights is used, lines from .. upto of the one `ahead` bytes behind it are

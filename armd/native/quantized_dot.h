@@ -58,11 +58,15 @@ INLINE floats add_scaled(floats sum, integers d, floats scale, float x) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), _mm512_mul_ps(scale, _mm512_set1_ps(x)), sum);
 }
 
-INLINE void round_values(const float *x, float inverse, int8_t *to) {
+INLINE int32_t round_values(const float *x, float inverse, int8_t *to) {
+    integers sum = _mm512_setzero_si512();
     for (int i = 0; i < GROUP; i += 16) {
         const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse));
-        _mm_storeu_si128((__m128i *)(to + i), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled)));
+        const integers rounded = _mm512_cvtps_epi32(scaled);
+        _mm_storeu_si128((__m128i *)(to + i), _mm512_cvtepi32_epi8(rounded));
+        sum = _mm512_add_epi32(sum, rounded);
     }
+    return _mm512_reduce_add_epi32(sum);
 }
 
 #elif !defined(ARMD_PLAIN) && defined(__AVX2__) && defined(__FMA__)
@@ -138,13 +142,15 @@ INLINE floats add_scaled(floats sum, integers d, floats scale, float x) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(scale, _mm256_set1_ps(x)), sum);
 }
 
-INLINE void round_values(const float *x, float inverse, int8_t *to) {
+INLINE int32_t round_values(const float *x, float inverse, int8_t *to) {
+    int32_t sum = 0;
     for (int i = 0; i < GROUP; i += 8) {
         int32_t rounded[8];
         const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(inverse));
         _mm256_storeu_si256((integers *)rounded, _mm256_cvtps_epi32(scaled));
-        for (int j = 0; j < 8; j++) to[i + j] = (int8_t)rounded[j];
+        for (int j = 0; j < 8; j++) to[i + j] = (int8_t)rounded[j], sum += rounded[j];
     }
+    return sum;
 }
 
 #elif !defined(ARMD_PLAIN) && defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
@@ -184,11 +190,13 @@ INLINE floats add_scaled(floats sum, integers d, floats scale, float x) {
     return vfmaq_f32(sum, vcvtq_f32_s32(d), vmulq_n_f32(scale, x));
 }
 
-INLINE void round_values(const float *x, float inverse, int8_t *to) {
+INLINE int32_t round_values(const float *x, float inverse, int8_t *to) {
+    int32_t sum = 0;
     for (int i = 0; i < GROUP; i += 4) {
         const int32x4_t rounded = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), inverse));
-        for (int j = 0; j < 4; j++) to[i + j] = (int8_t)rounded[j];
+        for (int j = 0; j < 4; j++) to[i + j] = (int8_t)rounded[j], sum += rounded[j];
     }
+    return sum;
 }
 
 #else /* the plain form */
@@ -223,7 +231,9 @@ INLINE floats add_scaled(floats sum, integers d, floats scale, float x) {
     return fmaf((float)d, scale * x, sum);
 }
 
-INLINE void round_values(const float *x, float inverse, int8_t *to) {
-    for (int i = 0; i < GROUP; i++) to[i] = (int8_t)lrintf(x[i] * inverse);
+INLINE int32_t round_values(const float *x, float inverse, int8_t *to) {
+    int32_t sum = 0;
+    for (int i = 0; i < GROUP; i++) sum += to[i] = (int8_t)lrintf(x[i] * inverse);
+    return sum;
 }
 #endif
