@@ -66,6 +66,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "bench eval": ("bench.eval", "bench_eval", "time perplexity against the bare forward"),
     "bench decode": ("bench.decode", "bench_decode", "time generation against other models"),
     "bench prefill": ("bench.prefill", "bench_prefill", "time the pass over a prompt"),
+    "bench cache": ("bench.cache", "bench_cache", "nats lost by keys and values in bf16"),
     "bench products": ("bench.gemm", "bench_products", "time products of a few rows"),
     "bench faults": ("bench.faults", "bench_faults", "kills, full disks, damage, hostile input"),
     "bench busy": ("bench.busy", "bench_busy", "time work beside another busy process"),

@@ -64,9 +64,11 @@ def test_all_of_the_memory_is_read() -> None:
 
 
 def test_a_peer_that_is_not_installed_is_named(capsys, monkeypatch) -> None:
-    from armd.bench import peers
+    from armd.bench import peer_ctranslate2, peers
 
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     config = armd.ArmdConfig(vocab_size=7, d_model=32, n_layers=1, n_heads=1, max_length=8)
     assert peers.llama_sides(config, 1, length=8, passes=1) == {}
     assert "pip install llama-cpp-python" in capsys.readouterr().out
+    assert peer_ctranslate2.ctranslate2_sides(config, 1, length=8, passes=1) == {}
+    assert "pip install ctranslate2" in capsys.readouterr().out

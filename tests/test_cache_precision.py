@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import armd
+from armd.bench.cache import decoded
 from armd.checked_pack import pack_checked
 from armd.errors import ArmdError
 from armd.generation.kv_cache import make_cache
+from armd.model.order import strided
 from armd.native import library as native
 from armd.native.packed import pack, with_cache
 
@@ -61,6 +63,19 @@ def test_it_is_the_cache_that_is_rounded(given: int) -> None:
     (wide,), (narrow,) = (written(one, prompt, given + 4)[1] for one in (exact, half))
     off = (torch.tensor(wide[:2]) - torch.tensor(narrow[:2])).abs()  # one step: the same tokens
     assert 0 < float(off.max()) < 0.05
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_text_decoded_step_by_step_is_the_text_of_a_full_pass(streams: int) -> None:
+    """What bench cache compares: every token but the first is given, none passes at once."""
+    model, order = build("neighbor"), strided(40, streams)
+    tokens = torch.arange(80).view(2, 40) * 7 % 50
+    first = model(tokens, order=order).logits[:, 0].argmax(-1)  # drawn greedily, after BOS alone
+    full = model(torch.cat([first[:, None], tokens[:, 1:]], 1), order=order).logits.log_softmax(-1)
+    logp = full.gather(2, tokens[:, order.position][..., None])[..., 0]
+    stepped = decoded(pack(model), tokens, streams)
+    assert torch.allclose(stepped.sum(), logp[:, 1:].double().sum(), atol=1e-3)
+    assert len(stepped) == tokens.numel() - 2
 
 
 def test_what_has_no_such_cache_says_so() -> None:

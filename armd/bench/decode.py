@@ -80,9 +80,9 @@ def bench_decode(
 
     Of ARMD and GPT-2 `passes` calls are timed at each of five depths of the text, evenly spread
     (fewer where a call has many rows), and scaled up; `--passes 0` times whole texts. `--peers`
-    times llama.cpp, too, with random weights of the same shape, where it is installed; `--model`
-    takes size and weights on both sides from a folder of ours instead, such as one that armd
-    convert has made."""
+    times llama.cpp and CTranslate2, too, with random weights of the same shape, where they are
+    installed; `--model` takes the size, and llama.cpp's and our weights, from a folder of ours
+    instead, such as one that armd convert has made."""
     import torch
 
     from ..model.configuration_armd import ArmdConfig
@@ -109,9 +109,11 @@ def bench_decode(
         if baselines:
             sides |= baseline_sides(config, batch, where, passes=passes)
         if peers:
+            from .peer_ctranslate2 import ctranslate2_sides
             from .peers import llama_sides
 
             sides |= llama_sides(config, batch, length=length, passes=passes, model=model)
+            sides |= ctranslate2_sides(config, batch, length=length, passes=passes)
         found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where)
         print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
         show(found)

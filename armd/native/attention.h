@@ -63,33 +63,56 @@ INLINE void two_dots(const float *q, const float *r, const float *pairs, const l
     }
     *(vec *)scores = wide_sums(dot) * scale, *(vec *)others = wide_sums(other) * scale;
 }
+#else
+INLINE void pair_keys(const float *const key[8], const long width, float *pairs) {}
 #endif
 
+/* Scores of eight keys, and the same as pairs if `paired`, against two queries. */
+INLINE void both_dots(const float *q, const float *r, const float *const key[8], const float *pairs,
+                      const long width, const int paired, float scale, float *scores,
+                      float *others) {
+#ifdef __AVX512DQ__
+    if (paired) {
+        two_dots(q, r, pairs, width, scale, scores, others);
+        return;
+    }
+#endif
+    dots(q, key, width, scale, scores);
+    dots(r, key, width, scale, others);
+}
+
 /* Keys of a chunk to the right of each row. */
+enum { NONE, SOME, ALL }; /* of eight keys, those that are moved once */
 typedef struct {
-    long times[MAX_ROWS][CHUNK];    /* how often each is moved to the left until it stands before it */
-    long most[MAX_ROWS];            /* the largest of them */
-    char once[MAX_ROWS][CHUNK / 8]; /* eight keys are all moved once: scored with `turned` */
-    char mixed[MAX_ROWS];           /* others of eight keys are moved, too */
+    int32_t times[MAX_ROWS][CHUNK]; /* how often a key is moved to the left until it is before a row */
+    int32_t most[MAX_ROWS];         /* the largest of them */
+    char once[MAX_ROWS][CHUNK / 8];
 } moves;
 
 static void count_moves(const attention_input *a, long first, long slots, moves *m) {
     const long offset = a->right_offset;
     for (long r = 0; r < a->rows; r++) {
-        long *times = m->times[r];
-        m->most[r] = m->mixed[r] = 0;
-        for (long s = 0; s < slots; s++) {
-            const long token = first + s - a->bos_slots;
+        int32_t *times = m->times[r];
+        m->most[r] = 0;
+        for (long s = 0; s < CHUNK; s++) {
+            const long token = s < slots ? first + s - a->bos_slots : -1;
             const long right = token < 0 ? 0 : a->position[token] + 1 - a->row_at[r];
-            times[s] = right <= 0 ? 0 : !offset || right <= offset ? 1 : (right + offset - 1) / offset;
+            times[s] = right <= 0 ? 0 : !offset || right <= offset ? 1 : (right - 1) / offset + 1;
             m->most[r] = times[s] > m->most[r] ? times[s] : m->most[r];
         }
         for (long s = 0; s < slots; s += 8) {
-            int moved = 0, once = a->turned != NULL;
-            for (long j = s; j < s + 8 && j < slots; j++) moved |= times[j] > 0, once &= times[j] == 1;
-            m->once[r][s / 8] = once, m->mixed[r] |= moved && !once;
+            const long count = slots - s < 8 ? slots - s : 8;
+            long once = 0;
+            for (long j = 0; j < count && a->turned; j++) once += times[s + j] == 1;
+            m->once[r][s / 8] = once == count ? ALL : once ? SOME : NONE;
         }
     }
+}
+
+/* Of eight scores, those of the turned query for keys that are moved once. */
+INLINE void take_turned(const int32_t *times, const float *turned, float *scores) {
+    const ints once = *(const ints *)times == 1;
+    *(vec *)scores = (vec)(((ints) * (vec *)turned & once) | ((ints) * (vec *)scores & ~once));
 }
 
 /* Lines from .. upto of eight rows of a head of the cache, `row` bytes apart: of the values that are
@@ -113,6 +136,7 @@ INLINE void score(const attention_input *a, const char *keys, const char *values
     const float scale = 1 / sqrtf(width);
     const long rows = a->rows, heads = a->heads, kv_heads = a->kv_heads, group = heads / kv_heads;
     const long row = kv_heads * width * size, queries = rows * group;
+    const int paired = queries > 1 && width <= MAX_PAIRED;
     for (long s = 0; s < slots; s += 8)
         for (long h = 0; h < kv_heads; h++) {
             const long start = s * row + h * width * size;
@@ -123,35 +147,36 @@ INLINE void score(const attention_input *a, const char *keys, const char *values
                     widen_bf16((const uint16_t *)(keys + at), width, wide + j * width);
                 key[j] = bf16 ? wide + j * width : (const float *)(keys + at);
             }
-            /* the queries of the group: cell(0), cell(1) ... */
-#define CELL(n) ((n) / group * heads + h * group + (n) % group)
-#define QUERY(n) ((m && m->once[(n) / group][s / 8] ? a->turned : a->query) + CELL(n) * width)
-            long n = 0;
-#ifdef __AVX512DQ__
-            float pairs[8 * MAX_PAIRED] ALIGNED;
-            if (queries > 1 && width <= MAX_PAIRED) {
-                pair_keys(key, width, pairs);
-                for (; n + 1 < queries; n += 2) {
-                    fetch_lines(keys + start, values + start, row, lines, n * 8 * lines / queries,
-                                (n + 2) * 8 * lines / queries);
-                    two_dots(QUERY(n), QUERY(n + 1), pairs, width, scale,
-                             scores + CELL(n) * CHUNK + s, scores + CELL(n + 1) * CHUNK + s);
-                }
-            }
-#endif
-            for (; n < queries; n++) {
+            float pairs[8 * MAX_PAIRED] ALIGNED, turned[8];
+            if (paired) pair_keys(key, width, pairs);
+            const float *waits = NULL; /* a query without another one */
+            float *waits_for = NULL;
+            for (long n = 0; n < queries; n++) {
+                const long cell = n / group * heads + h * group + n % group;
+                const int once = m ? m->once[n / group][s / 8] : NONE;
+                const float *query = (once == ALL ? a->turned : a->query) + cell * width;
+                float *to = scores + cell * CHUNK + s;
                 fetch_lines(keys + start, values + start, row, lines, n * 8 * lines / queries,
                             (n + 1) * 8 * lines / queries);
-                dots(QUERY(n), key, width, scale, scores + CELL(n) * CHUNK + s);
+                if (once == SOME) {
+                    both_dots(query, a->turned + cell * width, key, pairs, width, paired, scale, to,
+                              turned);
+                    take_turned(m->times[n / group] + s, turned, to);
+                } else if (waits) {
+                    both_dots(waits, query, key, pairs, width, paired, scale, waits_for, to);
+                    waits = NULL;
+                } else
+                    waits = query, waits_for = to;
             }
+            if (waits) dots(waits, key, width, scale, waits_for);
         }
 }
 
-/* Scores of the keys that are moved `move` times, of one row and head, where the eight keys beside them
- * are not all moved once: RoPE knows distances alone, so the row is moved to the right instead. */
+/* Scores of the keys that are moved `move` times, more than once, of one row and head: RoPE knows
+ * distances alone, so the row is moved to the right instead. */
 INLINE void score_moved(const attention_input *a, const float *query, const char *keys, long head,
-                        const long width, const int bf16, long slots, long move, const long *times,
-                        const char *once, float *scores) {
+                        const long width, const int bf16, long slots, long move,
+                        const int32_t *times, float *scores) {
     float turned[MAX_WIDTH] ALIGNED, wide[8 * MAX_WIDTH] ALIGNED, found[8] ALIGNED;
     const long size = bf16 ? sizeof(uint16_t) : sizeof(float);
     apply_rope(query, a->rope + move * a->right_offset * width, 1, width, turned);
@@ -159,7 +184,7 @@ INLINE void score_moved(const attention_input *a, const float *query, const char
         const float *key[8];
         int any = 0;
         for (long j = 0; j < 8 && s + j < slots; j++) any |= times[s + j] == move;
-        if (!any || once[s / 8]) continue;
+        if (!any) continue;
         for (long j = 0; j < 8; j++) {
             const long slot = s + j < slots ? s + j : slots - 1;
             const char *at = keys + (slot * a->kv_heads + head) * width * size;
@@ -172,8 +197,8 @@ INLINE void score_moved(const attention_input *a, const float *query, const char
     }
 }
 
-/* Mend the scores of keys whose RoPE position is greater than the row's: as if they were moved to the
- * left, and with the bias. */
+/* Mend the scores of keys whose RoPE position is greater than the row's: those that are moved more than
+ * once, and with the bias all. */
 INLINE void score_right(const attention_input *a, const char *keys, const long width, const int bf16,
                         long slots, const moves *m, float *scores) {
     const long group = a->heads / a->kv_heads;
@@ -181,9 +206,9 @@ INLINE void score_right(const attention_input *a, const char *keys, const long w
         for (long h = 0; h < a->heads && m->most[r]; h++) {
             const long cell = r * a->heads + h;
             float *row = scores + cell * CHUNK;
-            for (long move = 1; move <= m->most[r] && m->mixed[r] && a->right_offset; move++)
+            for (long move = 2; move <= m->most[r]; move++)
                 score_moved(a, a->query + cell * width, keys, h / group, width, bf16, slots, move,
-                            m->times[r], m->once[r], row);
+                            m->times[r], row);
             for (long s = 0; s < slots && a->right_bias; s++)
                 if (m->times[r][s]) row[s] += a->right_bias[h];
         }
