@@ -87,9 +87,7 @@ class CTranslate2:
     """`batch` texts of `length` tokens. Their state at some depth is that of a static prompt, which
     it keeps, so that the tokens after it are timed alone."""
 
-    def __init__(
-        self, folder: str, kind: str, config: ArmdConfig, length: int, batch: int
-    ) -> None:
+    def __init__(self, folder: str, kind: str, config: ArmdConfig, length: int, batch: int) -> None:
         c: Any = importlib.import_module("ctranslate2")
         threads = torch.get_num_threads()
         self.generator = c.Generator(folder, compute_type=kind, intra_threads=threads)
