@@ -59,6 +59,8 @@ def test_it_is_the_cache_that_is_rounded(given: int) -> None:
     half = with_cache(pack(model), "bf16")
     caches = [make_cache(one, batch=1, length=8) for one in (exact, half)]
     assert [cache.keys[0].dtype for cache in caches] == [torch.float32, torch.bfloat16]
+    back = make_cache(with_cache(with_cache(pack(model), "bf16"), "fp32"), batch=1, length=8)
+    assert back.keys[0].dtype == torch.float32
     prompt = (torch.arange(given) * 7 % 50)[None]
     (wide,), (narrow,) = (written(one, prompt, given + 4)[1] for one in (exact, half))
     off = (torch.tensor(wide[:2]) - torch.tensor(narrow[:2])).abs()  # one step: the same tokens

@@ -227,13 +227,12 @@ def with_cache(model: ArmdLM, cache: str) -> ArmdLM:
     """The model itself; sequences that it decodes keep keys and values in this format."""
     if cache not in CACHES:
         raise ArmdError(f"no cache '{cache}'; use one of {', '.join(CACHES)}")
-    if cache == "fp32":
-        return model
-    if not isinstance(model, FastLM) or not model.whole:
+    if cache != "fp32" and (not isinstance(model, FastLM) or not model.whole):
         raise ArmdError(
             f"a {cache} cache needs packed weights on a CPU and a C compiler; use --cache fp32"
         )
-    model.cache_dtype = torch.bfloat16
+    if isinstance(model, FastLM):
+        model.cache_dtype = torch.bfloat16 if cache == "bf16" else torch.float32
     return model
 
 
