@@ -232,7 +232,7 @@ def with_cache(model: ArmdLM, cache: str) -> ArmdLM:
             f"a {cache} cache needs packed weights on a CPU and a C compiler; use --cache fp32"
         )
     if isinstance(model, FastLM):
-        model.cache_dtype = torch.bfloat16 if cache == "bf16" else torch.float32
+        model.cache_dtype = torch.bfloat16 if cache == "bf16" else None
     return model
 
 
