@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from small import EVERY, Case, case_of, cases, order_of
 
 import armd
+from armd.commands.quantize import ROW_LOSS
 from armd.errors import ArmdError
 from armd.generation.outputs import StepOutput
 from armd.native.packed import pack
@@ -30,21 +31,24 @@ def agree(
     text: torch.Tensor,
     order: armd.Order,
     limit: float | None = None,
-) -> None:
+) -> torch.Tensor:
     """Every log-probability the loop gave, of tokens drawn and of tokens put in, against one pass
-    over the finished text."""
+    over the finished text; how far apart they are."""
     with torch.no_grad():
         full = armd.log_likelihood(case.model, text, order).double()
     batch, n = text.shape
     place = torch.nn.functional.pad(order.rows(batch).inverse().expand(batch, n), (0, 1), value=n)
     full = torch.nn.functional.pad(full, (0, 1))
     limit = limit or (1e-10 if case.model.bos.dtype == torch.float64 else 1e-4)
+    found = []
     for step in steps:
         real = step.position < n
         expected = full.gather(1, place.gather(1, step.position))
         assert step.logp.dtype == torch.float64
-        worst = ((step.logp - expected) * real).abs().max()
+        found.append((step.logp - expected)[real].abs())
+        worst = found[-1].max()
         assert worst <= limit, f"step {step.index}: off by {worst}"
+    return torch.cat(found)
 
 
 def run(
@@ -53,7 +57,7 @@ def run(
     known: torch.Tensor | None = None,
     order: armd.Order | None = None,
     limit: float | None = None,
-) -> None:
+) -> torch.Tensor:
     """Fill the blanks and compare; without `known` everything is blank."""
     order = case.order if order is None else order
     known = torch.zeros_like(case.tokens, dtype=torch.bool) if known is None else known
@@ -63,7 +67,7 @@ def run(
     )
     text = finished(case, steps, tokens)
     assert torch.equal(text[known], case.tokens[known])
-    agree(case, steps, text, order, limit)
+    return agree(case, steps, text, order, limit)
 
 
 @settings(max_examples=30, deadline=None)
@@ -158,7 +162,11 @@ def test_long_texts_in_single(kind: str, query: str, weights: str) -> None:
 @pytest.mark.parametrize("weights", ["q8", "q4"])
 @pytest.mark.parametrize("kind", ["random", "strided", "rows"])
 def test_rows_of_eight_bits(kind: str, weights: str) -> None:
-    """A row that differs in its last bit can be rounded to the number beside its own, so here
-    cached and full agree to a few steps of the rounding, which these large weights make larger."""
+    """A row that differs in its last bit can be rounded to the number beside its own; these large
+    weights make such a step larger. So most tokens agree as closely as with float rows, because the
+    integers are equal, and on average cached and full stay within the nats above which rows are
+    not rounded at all."""
     case = case_of(kind, 48, 5, batch=3, n_layers=4, n_two_stream=2, d_model=64, n_heads=4)
-    run(packed(case, weights, float_rows=False), limit=0.3)
+    off = run(packed(case, weights, float_rows=False), limit=0.15)
+    assert off.median() <= 1e-5
+    assert off.mean() <= ROW_LOSS
