@@ -22,7 +22,6 @@ from armd.errors import ArmdError  # noqa: E402
 from armd.model.configuration_armd import ArmdConfig  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
 from armd.runtime.atomic_files import damaged_files, write_sums  # noqa: E402
-from armd.runtime.processes import ProcessGroup  # noqa: E402
 from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
 from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
 from armd.train.run_folder import read_metrics  # noqa: E402
@@ -270,23 +269,3 @@ def test_a_run_goes_on_from_an_adapter(
     write_sums(other)
     with pytest.raises(ArmdError, match="another model"):
         recipe_of(job(base, samples, tmp_path / "run", start=other))
-
-
-def test_the_source_knows_the_right_side_where_it_reads_it_first(base: Path, samples: Path) -> None:
-    """Before the cut its rows follow from all of the text but what lies between; after it, and
-    without a cut, from the left alone."""
-    recipe = recipe_of(job(base, samples, base.parent / "ahead", batch_size=1))
-    trainer = AdaptTrainer(recipe, ProcessGroup(), WORDS)
-    tokens = torch.randint(1, WORDS, (1, 32), generator=torch.Generator().manual_seed(7))
-    changed = tokens.clone()
-    changed[0, 20] = changed[0, 20] % (WORDS - 1) + 1
-    position = torch.arange(32)[None]
-
-    def moved(cut: int) -> list[int]:
-        one, two = (trainer._source_rows(t, position, cut) for t in (tokens, changed))
-        assert one is not None and two is not None
-        return (one != two).any(-1).nonzero().flatten().tolist()
-
-    assert moved(0) == list(range(21, 32))
-    assert moved(16) == [*range(8, 16), *range(21, 32)]
-    assert moved(24) == list(range(21, 32))

@@ -33,7 +33,7 @@ from .export import EXPORT, card_facts, export
 from .loop import Run, train
 from .recipe import Recipe
 from .saved_checkpoint import Checkpoint
-from .trainer import MicroBatch, Trainer
+from .trainer import ROUND, MicroBatch, Trainer
 from .validation import KINDS
 
 ADAPTER = "adapter"
@@ -52,7 +52,7 @@ class AdaptTrainer(Trainer):
     """A pretrained model that learns other orders and keeps its own."""
 
     def build(self, vocab_size: int) -> nn.Module:
-        a = self.recipe.adapt
+        a, self.kept = self.recipe.adapt, dict[bytes, Tensor]()
         if self.group.world > 1:
             raise ArmdError("armd adapt works in one process; start it without torchrun")
         model = load_model(a.base_model)
@@ -131,11 +131,21 @@ class AdaptTrainer(Trainer):
             return None
         n = tokens.shape[1]
         with without_adapters(self.source):
-            rows = self.source.hidden(tokens, left_to_right(n))
+            rows = self._read(tokens)
             if cut > JOINED:
                 moved = self.source.hidden(tokens.roll(-cut, 1), left_to_right(n))
-                rows[:, JOINED:cut] = moved[:, n - cut + JOINED :]
+                rows = torch.cat([rows[:, :JOINED], moved[:, n - cut + JOINED :], rows[:, cut:]], 1)
         return rows.gather(1, position[..., None].expand(rows.shape)).flatten(0, 1)
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """The source's final rows, left to right; kept if these windows come again."""
+        if (found := self.kept.get(windows := tokens.cpu().numpy().tobytes())) is None:
+            found = self.source.hidden(tokens, left_to_right(tokens.shape[1]))
+            if self.recipe.adapt.repeats > 1:
+                self.kept[windows] = found
+            if len(self.kept) > ROUND * self.recipe.optimizer.batch_size:
+                del self.kept[next(iter(self.kept))]
+        return found
 
 
 def with_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) -> None:

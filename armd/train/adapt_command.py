@@ -49,6 +49,9 @@ class Adapting:
     right_text: float = 0.3
     """Of tokens with known text on their right, the share of the loss that is the text's next
     token: the source has not seen that side."""
+    repeats: int = 1
+    """How many steps take the same window, each in another order. The source reads it once for all
+    of them."""
     ahead: bool = False
     """The source, which reads left to right alone, reads some of the later streams first: so its
     distribution for the earlier ones knows the right side, as ours does. One more of its passes."""
@@ -117,6 +120,7 @@ def recipe_of(job: Adapting) -> Recipe:
         exact=is_exact(job),
         distill=job.distill,
         right_text=job.right_text,
+        repeats=job.repeats,
         ahead=job.ahead,
         half=job.half,
     )
@@ -171,7 +175,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
 
     if not job.full and importlib.util.find_spec("peft") is None:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
-    for name in ("rank", "alpha", "length", "infill_span"):
+    for name in ("rank", "alpha", "length", "infill_span", "repeats"):
         check_between(f"--{name.replace('_', '-')}", getattr(job, name), 1, MOST)
     check_between("--steps", job.steps, 0, STEPS)
     for name in ("distill", "right_text", "p_prompt"):

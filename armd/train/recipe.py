@@ -181,6 +181,8 @@ class Adaptation:
     """Share of the loss that is the distance to the source's left-to-right distribution."""
     right_text: float = 0.0
     """Share of the text's own next token where text on the right is known."""
+    repeats: int = 1
+    """How many steps take the same window, each in another order."""
     ahead: bool = False
     """In streams, the source reads some of the later ones first, and so knows the right side."""
     half: bool = True

@@ -26,6 +26,9 @@ from .distributed import gradients_shared, local, unwrapped, whole, wrap_model
 from .recipe import Optimizer, Recipe
 from .saved_checkpoint import Checkpoint
 
+ROUND = 16
+"""So many windows come in turn until each was taken as often as the recipe repeats it."""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -69,6 +72,12 @@ def load_batch(recipe: Recipe, split: Split, group: ProcessGroup, step: int) -> 
     return Batch(step, now, parts, sum(part.scored for part in parts))
 
 
+def window_step(step: int, repeats: int) -> int:
+    """The step that first had this step's windows: they come again after `ROUND` others."""
+    whole, place = divmod(step, ROUND * repeats)
+    return whole * ROUND + place % ROUND
+
+
 def load_rows(recipe: Recipe, split: Split, now: Stage, step: int, rows: range) -> MicroBatch:
     """Some rows of the global batch of `step`."""
     tokens, scored = batch(
@@ -76,7 +85,7 @@ def load_rows(recipe: Recipe, split: Split, now: Stage, step: int, rows: range) 
         length=recipe.network.length,
         batch_size=recipe.optimizer.batch_size,
         seed=recipe.seed,
-        step=step,
+        step=window_step(step, recipe.adapt.repeats),
         rows=rows,
     )
     order = orders_of(now, seed=recipe.seed, step=step, rows=rows, scored=scored)

@@ -1,0 +1,77 @@
+"""Laws of what the source reads in an adaptation, and how often."""
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from convert_help import WORDS, source_model  # noqa: E402
+
+from armd.convert.to_armd import convert  # noqa: E402
+from armd.runtime.processes import ProcessGroup  # noqa: E402
+from armd.train.adapt import AdaptTrainer  # noqa: E402
+from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
+from armd.train.trainer import ROUND, window_step  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("source")
+    source_model("llama", made / "source")
+    convert(str(made / "source"), made / "ours")
+    (made / "own.jsonl").write_text(json.dumps({"ids": [1] * 64}) + "\n")
+    return made
+
+
+def trainer_of(folder: Path, **changes: Any) -> AdaptTrainer:
+    facts = {"length": 32, "rank": 2, "device": "cpu", **changes}
+    data, out = str(folder / "own.jsonl"), folder / "run"
+    recipe = recipe_of(Adapting(str(folder / "ours"), data, out, **facts))
+    return AdaptTrainer(recipe, ProcessGroup(), WORDS)
+
+
+def test_the_source_knows_the_right_side_where_it_reads_it_first(folder: Path) -> None:
+    """Before the cut its rows follow from all of the text but what lies between; after it, and
+    without a cut, from the left alone."""
+    trainer = trainer_of(folder)
+    tokens = torch.randint(1, WORDS, (1, 32), generator=torch.Generator().manual_seed(7))
+    changed = tokens.clone()
+    changed[0, 20] = changed[0, 20] % (WORDS - 1) + 1
+    position = torch.arange(32)[None]
+
+    def moved(cut: int) -> list[int]:
+        one, two = (trainer._source_rows(t, position, cut) for t in (tokens, changed))
+        assert one is not None and two is not None
+        return (one != two).any(-1).nonzero().flatten().tolist()
+
+    assert moved(0) == list(range(21, 32))
+    assert moved(16) == [*range(8, 16), *range(21, 32)]
+    assert moved(24) == list(range(21, 32))
+
+
+def test_a_window_that_comes_again_is_read_once(folder: Path) -> None:
+    """And its rows are those of a run that reads it each time, whatever was made of them before;
+    windows that will not come again are forgotten."""
+    first, *others = torch.randint(1, WORDS, (ROUND + 1, 1, 32)).unbind()
+    position, found, reads = torch.arange(32)[None], [], []
+    for repeats in (1, 2):
+        trainer = trainer_of(folder, repeats=repeats)
+        with patch.object(trainer.source, "hidden", wraps=trainer.source.hidden) as hidden:
+            rows = [trainer._source_rows(first, position, cut) for cut in (0, 16, 0)]
+            rows += [trainer._source_rows(t, position, 0) for t in (*others, first)]
+        found.append(torch.stack(rows))  # type: ignore[arg-type]
+        reads.append(hidden.call_count)
+    assert torch.equal(*found)
+    assert reads == [4 + ROUND + 1, 2 + ROUND + 1]
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_each_window_is_taken_so_many_times(repeats: int) -> None:
+    steps = [window_step(step, repeats) for step in range(2 * ROUND * repeats)]
+    assert sorted(steps) == sorted([*range(2 * ROUND)] * repeats)
+    assert all(len(set(steps[k : k + ROUND])) == ROUND for k in range(0, len(steps), ROUND))
