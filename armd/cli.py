@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .errors import ArmdError
 
@@ -122,7 +123,29 @@ def run(words: Sequence[str]) -> None:
         args=rest,
         prog=f"armd {verb}",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
+        registry=whole_numbers(),
     )
+
+
+def whole_numbers() -> Any:
+    """How tyro reads them: none that 64 bits do not hold, which nothing could count to."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    def read(words: list[str]) -> int:
+        if not -(2**63) <= (number := int(words[0])) < 2**63:
+            raise ValueError("it has more than 64 bits")
+        return number
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+        whole = PrimitiveConstructorSpec(
+            1, "INT", read, lambda value: type(value) is int, lambda value: [str(value)]
+        )
+        return whole if info.type is int else None
+
+    return registry
 
 
 def main() -> None:

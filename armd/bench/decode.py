@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -66,7 +66,7 @@ def bench_decode(
     repeats: int = 5,
     passes: int = 8,
     vocabulary: int = 50257,
-    cache: str = "fp32",
+    cache: Literal["fp32", "bf16"] = "fp32",
     baselines: Annotated[bool, tyro.conf.arg(aliases=["--rivals"])] = True,
     peers: bool = False,
     model: str | None = None,
@@ -87,15 +87,19 @@ def bench_decode(
 
     from ..model.configuration_armd import ArmdConfig
     from ..model.modeling_armd import ArmdLM
+    from ..runtime.device import find_device
     from ..runtime.memory import keep_freed_memory
     from ..runtime.threads import pin_threads
+    from .timing import check_positive, numbers
 
+    check_positive(streams=streams, vocabulary=vocabulary, threads=threads, repeats=repeats)
+    check_positive(length=length, passes=passes or None)
     if threads:
         pin_threads(threads)
     keep_freed_memory()
-    where = torch.device(device)
+    where = find_device(device)
     rows, bandwidths = [], []
-    for batch in map(int, batches.split(",")):
+    for batch in numbers(batches, "batches"):
         config = ArmdConfig.named(size, vocab_size=vocabulary, max_length=length)
         sides, options = {}, {"passes": passes, "keep": cache}
         if model is not None:

@@ -75,7 +75,9 @@ def bench_eval(
 
     from ..eval.infill import one_text
     from ..eval.load_model import load
+    from .timing import check_positive
 
+    check_positive(windows=windows, batch=batch, window=window, growth=growth, threads=threads)
     if threads:
         torch.set_num_threads(threads)
     loaded = load(model, tokenizer=tokenizer, device=device)

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -40,7 +40,7 @@ class Share:
 
 
 def bench_fair(
-    size: Annotated[str, tyro.conf.arg(help="demo or small")] = "demo",
+    size: Literal["demo", "small"] = "demo",
     seconds: Annotated[float, tyro.conf.arg(help="of each measurement")] = 3.0,
     repeats: int = 3,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
@@ -56,7 +56,7 @@ def bench_fair(
         for _ in range(repeats):
             for name in OTHERS:
                 best[name] = max(best.get(name, (0.0, 0.0)), measure(port, name, seconds))
-    alone = best["nobody"][0]
+    alone = best["nobody"][0] or 1.0
     found = [Share(size, name, rate, rate / alone, more) for name, (rate, more) in best.items()]
     show(found)
     if json_file:

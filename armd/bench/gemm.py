@@ -3,11 +3,13 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from ..eval.results import table
+
+Packed = Literal["fp32", "int8", "bf16", "q8", "q4"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ def bench_products(
     depth: int = 768,
     outputs: int = 4096,
     matrices: int = 16,
-    weights: tuple[str, ...] = ("fp32", "int8", "bf16", "q8", "q4"),
+    weights: tuple[Packed, ...] = ("fp32", "int8", "bf16", "q8", "q4"),
     repeats: int = 7,
     threads: int | None = None,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
@@ -36,8 +38,9 @@ def bench_products(
     """Time F.linear against the packed products of `--weights`, interleaved."""
     import torch
 
-    from .timing import interleave, read_bandwidth
+    from .timing import check_positive, interleave, read_bandwidth
 
+    check_positive(rows=rows, depth=depth, outputs=outputs, matrices=matrices, threads=threads)
     if threads:
         torch.set_num_threads(threads)
     bandwidth = read_bandwidth(torch.device("cpu"))
@@ -59,7 +62,7 @@ def bench_products(
 
 
 def build(
-    depth: int, outputs: int, matrices: int, rows: tuple[int, ...], weights: tuple[str, ...]
+    depth: int, outputs: int, matrices: int, rows: tuple[int, ...], weights: tuple[Packed, ...]
 ) -> dict:
     """Each way at each number of rows, by name."""
     import torch

@@ -46,8 +46,9 @@ def bench_prefill(
     from ..runtime.threads import pin_threads
     from .armd_decode import first_step
     from .decode import load_for
-    from .timing import gemm_peak, interleave
+    from .timing import check_positive, gemm_peak, interleave
 
+    check_positive(prompt=prompt, vocabulary=vocabulary, threads=threads)
     if threads:
         pin_threads(threads)
     keep_freed_memory()

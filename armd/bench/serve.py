@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ..errors import ArmdError
 from ..eval.results import table
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def bench_serve(
 
     check_positive(clients=clients, tokens=tokens, texts=texts, repeats=repeats, threads=threads)
     keep_freed_memory()
+    if wrong := [size for size in sizes.split(",") if size not in SIZES]:
+        raise ArmdError(f"no size '{wrong[0][:40]}'; use demo, small or demo,small")
     found = [measure(size, clients, tokens, texts, repeats, threads) for size in sizes.split(",")]
     show(found)
     if json_file:

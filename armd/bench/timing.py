@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,19 @@ from ..errors import ArmdError
 from ..runtime.memory import give_back_memory
 
 
-def check_positive(**given: float | None) -> None:
+def check_positive(**given: float | Sequence[float] | None) -> None:
     """Raise for options of which 0 or less would leave nothing to time."""
-    for name, value in given.items():
-        if value is not None and not 0 < value <= 10**6:
-            raise ArmdError(f"--{name} {value:g} must be above 0 and at most 1000000")
+    for name, found in given.items():
+        for value in found if isinstance(found, Sequence) else (found,):
+            if value is not None and not 0 < value <= 10**6:
+                raise ArmdError(f"--{name} {value} must be above 0 and at most 1000000")
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """Of an option such as 1,16."""
+    if not all(word.isdecimal() and 1 <= int(word) <= 10**6 for word in text.split(",")):
+        raise ArmdError(f"--{name} '{text[:40]}' must be numbers from 1 on, such as 1,16")
+    return [int(word) for word in text.split(",")]
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,10 @@ def bench_train(
     process."""
     import torch
 
-    from .timing import gemm_peak
+    from ..runtime.device import find_device
+    from .timing import check_positive, gemm_peak, numbers
 
+    check_positive(two_stream=two_stream, batch=batch, vocabulary=vocabulary, threads=threads)
     if threads:
         torch.set_num_threads(threads)
     if loop is not None:
@@ -75,11 +77,11 @@ def bench_train(
         if json_file:
             json_file.write_text(json.dumps(figures, indent=1))
         return
-    where = torch.device(device)
+    where = find_device(device)
     peak = gemm_peak(where)
     print(f"GEMM peak {peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads, batch {batch}")
     rows = []
-    for length in map(int, lengths.split(",")):
+    for length in numbers(lengths, "lengths"):
         models = build(size, two_stream, length, vocabulary, gpt2=gpt2)
         for name, model in models.items():
             models[name] = torch.compile(model.to(where)) if compile else model.to(where)

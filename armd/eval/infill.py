@@ -11,7 +11,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.seeds import seeded
-from .results import stamp, table, write_results
+from .results import read_results, stamp, table, write_results
 
 if TYPE_CHECKING:
     from .corpora import Corpus
@@ -54,10 +54,13 @@ def eval_infill(
     """
     from .load_model import load
 
+    read_results(json, "infill")
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
         raise ArmdError(f"{model} knows one order only; infilling needs an ARMD model")
     length = window or min(1024, loaded.model.config.max_length)
+    if windows < 1 or batch < 1:
+        raise ArmdError("--windows and --batch must be at least 1")
     if length < 2:
         raise ArmdError(f"a window of {length} tokens has no two sides; raise --window")
     rows = token_windows(loaded, one_text(data), length, windows)
@@ -72,8 +75,8 @@ def eval_infill(
                 {**settings, "weights": loaded.fingerprint, "config": loaded.config, **figures}
             )
     marked = [{**result, **stamp()} for result in results]
-    write_results(json, "infill", marked)
     print(shown(results))
+    write_results(json, "infill", marked)
     return marked
 
 

@@ -289,7 +289,7 @@ def check(scorer: Scorer, protocol: Protocol, scoring: Scoring, window: int) -> 
     if scoring.order != "left-to-right" and not scorer.any_order:
         raise ArmdError("this model is autoregressive; score it with --order left-to-right")
     for name in ("draws", "batch", "streams", "steps", "rho"):
-        if getattr(scoring, name) < 1:
-            raise ArmdError(f"--{name} {getattr(scoring, name)} must be at least 1")
+        if not 1 <= getattr(scoring, name) < 2**31:
+            raise ArmdError(f"--{name} {getattr(scoring, name)} must be at least 1, below 2**31")
     if scoring.limit is not None and scoring.limit < 1:
         raise ArmdError(f"--limit {scoring.limit} must be at least 1")

@@ -57,7 +57,7 @@ def eval_ppl(
 
     chosen = PROTOCOLS[protocol]
     corpora = find_corpora(data or chosen.data, chosen.splits, chosen.detokenizers)
-    done = read_results(json, "ppl") if json else []
+    done = read_results(json, "ppl")
     made = []
     with process_group() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
@@ -65,8 +65,8 @@ def eval_ppl(
         length = window or min(chosen.window, scorer.max_length)
         for corpus in corpora:
             settings = settings_of(loaded, corpus, protocol, length, scoring)
-            same = (r for r in done if r["settings"] == settings and r["data"] == corpus.name)
-            result = next(same, None)
+            known = {"settings": settings, "data": corpus.name}
+            result = next((r for r in done if r | known == r), None)
             if result is None:
                 result = evaluated(loaded, corpus, chosen, scoring, length, ranks)
                 result |= {"settings": settings}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import read_text, write_text
 
 
 def stamp() -> dict[str, Any]:
@@ -30,15 +30,16 @@ def stamp() -> dict[str, Any]:
     }
 
 
-def read_results(file: Path, kind: str) -> list[dict[str, Any]]:
-    """What a file holds already; it must be of the same kind, and ours."""
-    if not file.exists():
+def read_results(file: Path | None, kind: str) -> list[dict[str, Any]]:
+    """What a file holds already; it must be of the same kind, and ours. Called before any work, so
+    that nothing else is replaced by the results, such as the text that they are of."""
+    if file is None or not file.exists() or file.is_char_device() or file.is_fifo():
         return []
     try:
-        found = json.loads(file.read_text("utf-8"))
-        if found["kind"] == kind:
+        found = json.loads(read_text(file))
+        if found["kind"] == kind and all(isinstance(one, dict) for one in found["results"]):
             return found["results"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ArmdError(f"{file} is there and holds no '{kind}' results; give --json another name")
 

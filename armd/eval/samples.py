@@ -11,7 +11,7 @@ import tyro
 from ..data.manifest import MANIFEST
 from ..errors import ArmdError
 from .judge import DEFAULT, Judge, averages, load_judge
-from .results import stamp, write_results
+from .results import read_results, stamp, write_results
 from .sample_files import Samples, heldout_samples, read_samples, save_samples
 from .text_metrics import text_figures
 
@@ -69,6 +69,7 @@ def eval_samples(
         raise ArmdError("--save and --json name one file; the figures need one of their own")
     if save is not None and save.exists() and not overwrite:
         raise ArmdError(f"{save} is there already; name another file, or use --overwrite")
+    read_results(json, "samples")
     judging = load_judge(judge, device=device, precision=precision)
     cut = judging.max_length
     if Path(source).is_file():
@@ -95,8 +96,8 @@ def eval_samples(
         save_samples(save, found)
     result = judged(found, judging, cut=cut, batch=batch)
     result |= {"source": source, "mauve": mauve(found, reference, judging, count, cut), **stamp()}
-    write_results(json, "samples", [result])
     print(shown(result))
+    write_results(json, "samples", [result])
     return result
 
 

@@ -11,7 +11,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.progress import progress, rate
-from .results import stamp, table, write_results
+from .results import read_results, stamp, table, write_results
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +53,7 @@ def eval_streams(
     from .load_model import load
     from .windows import PROTOCOLS
 
+    read_results(json, "streams")
     corpora = find_corpora(data, PROTOCOLS["exact"].splits)
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:

@@ -92,8 +92,8 @@ class ArmdConfig(PreTrainedConfig):
             self.d_ff = -(-8 * self.d_model // 192) * 64
         if self.d_pe is None:
             self.d_pe = max(1, self.d_model // 4)
+        super().__post_init__(**kwargs)  # sets what has another name in other tools
         self._check()
-        super().__post_init__(**kwargs)
 
     @classmethod
     def named(cls, size: str, **changes: Any) -> "ArmdConfig":

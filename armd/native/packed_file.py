@@ -90,6 +90,9 @@ def load_quantized(folder: Path) -> ArmdLM:
 def _assembled(
     config: ArmdConfig, tensors: dict[str, Tensor], weights: str, *, float_rows: bool
 ) -> ArmdLM:
+    for name, tensor in tensors.items():  # C takes them for what it expects
+        if tensor.dtype != (torch.uint8 if name.endswith(".panels") else torch.float32):
+            raise ValueError(f"{name} is of {tensor.dtype}")
     with torch.device("meta"):
         shell = ArmdLM(config)
 
@@ -97,7 +100,7 @@ def _assembled(
         outputs, depth = weight.shape
         panels = tensors[f"{name}.panels"]
         shape = (-(-outputs // PANEL), panel_bytes(depth, BITS[weights]))
-        if tuple(panels.shape) != shape or panels.dtype != torch.uint8:
+        if tuple(panels.shape) != shape:
             raise ValueError(f"{name} has other panels than {shape}")
         return SkinnyLinear.of_panels(
             panels, bias, (outputs, depth), weights=weights, float_rows=float_rows

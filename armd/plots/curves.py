@@ -32,6 +32,8 @@ def plot_curves(
         smooth: Training losses averaged to a point.
         json: Write the curves to this file.
     """
+    if smooth < 1:
+        raise ArmdError(f"--smooth {smooth} must be at least 1")
     curves = {name: read_curves(run, smooth=smooth) for name, run in named(runs).items()}
     if not curves:
         raise ArmdError("name at least one run: armd plot RUN...")
@@ -65,8 +67,8 @@ def read_curves(run: Path, *, smooth: int) -> dict[str, Points]:
 def curves_of(rows: list[dict[str, Any]], smooth: int) -> dict[str, Points]:
     losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     curves: dict[str, Points] = {"loss": []}
-    for start in range(0, len(losses), max(1, smooth)):
-        part = losses[start : start + max(1, smooth)]
+    for start in range(0, len(losses), smooth):
+        part = losses[start : start + smooth]
         curves["loss"].append((part[-1][0], sum(loss for _, loss in part) / len(part)))
     for row in rows:
         for name, loss in row.get("heldout", {}).items():
@@ -108,6 +110,8 @@ def draw(curves: Runs, out: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     try:
+        if not out.suffix:  # matplotlib would write to another name
+            raise ValueError("its name says no format; name a .png")
         figure.savefig(out, dpi=160)
     except (OSError, ValueError) as error:
         raise ArmdError(f"cannot write {out}: {error}") from None

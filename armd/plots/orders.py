@@ -253,6 +253,8 @@ def pyplot_or_error() -> Any:
 
 def save(figure: Any, out: Path) -> None:
     try:
+        if not out.suffix:  # matplotlib would write to another name
+            raise ValueError("its name says no format")
         figure.savefig(out, dpi=150, facecolor="white")
     except (OSError, ValueError) as error:
         raise ArmdError(f"cannot write {out} ({error}); name a .png in a folder there is") from None

@@ -32,7 +32,9 @@ def sync_folder(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a file that a user named by `text`, at once. A device, such as /dev/null, or a pipe
     is written to, not replaced."""
-    if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "It is a folder", str(path))
+    if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
         path.write_text(text, "utf-8")
     else:
         replace_text(path, text)

@@ -56,7 +56,7 @@ def complaint(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str 
     """The sentence for an error that pydantic found, and the field at fault. `known`: the names of
     all fields."""
     kind, context = error["type"], error.get("ctx") or {}
-    path = [part for part in error["loc"] if part != "body"]
+    path = [p for p in error["loc"] if p != "body" and not str(p).startswith("function-after[")]
     if context.get("field_type") == "Value":  # of a text whose letters were looked at first
         kind = f"string_{kind}"
     if kind == "json_invalid":

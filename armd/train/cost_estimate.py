@@ -3,13 +3,15 @@
 import json as json_format
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_text
 from .presets import preset as named
 from .recipe import Recipe
+from .recipe_limits import check_between
 
 # name -> peak dense bfloat16 FLOP/s and bytes of memory, from the makers' data sheets
 GPUS = {
@@ -50,7 +52,7 @@ def plan(
     gpus: int = 8,
     gpu: str = "h100",
     utilisation: float = 0.4,
-    parallel: str = "ddp",
+    parallel: Literal["ddp", "fsdp2"] = "ddp",
     micro_batch: int | None = None,
     vocab_size: int | None = None,
     json: Path | None = None,
@@ -72,7 +74,10 @@ def plan(
         raise ArmdError(f"no GPU '{gpu}'; use one of {', '.join(GPUS)}")
     if gpus < 1 or not 0 < utilisation <= 1:
         raise ArmdError("--gpus must be at least 1, and --utilisation between 0 and 1")
-    machine = replace(recipe.machine, parallel=parallel)  # type: ignore[arg-type]
+    for name, value in (("micro-batch", micro_batch), ("vocab-size", vocab_size)):
+        if value is not None:
+            check_between(f"--{name}", value, 1, 2**24)
+    machine = replace(recipe.machine, parallel=parallel)
     if micro_batch:
         machine = replace(machine, micro_batch=micro_batch)
     recipe = replace(recipe, machine=machine)
@@ -81,7 +86,7 @@ def plan(
     print(describe(preset, cost, gpus=gpus, gpu=gpu, utilisation=utilisation))
     if json:
         known = {"preset": preset, "gpus": gpus, "gpu": gpu, "utilisation": utilisation}
-        json.write_text(json_format.dumps(known | asdict(cost), indent=2) + "\n")
+        write_text(json, json_format.dumps(known | asdict(cost), indent=2) + "\n")
 
 
 def estimate(recipe: Recipe, vocab_size: int, *, gpus: int, peak: float) -> Cost:
