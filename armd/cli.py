@@ -132,8 +132,8 @@ def whole_numbers() -> Any:
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     def read(words: list[str]) -> int:
-        if not -(2**63) <= (number := int(words[0])) < 2**63:
-            raise ValueError("it has more than 64 bits")
+        if len(words[0]) > 20 or not -(2**63) <= (number := int(words[0])) < 2**63:
+            raise OverflowError(f"'{words[0][:24]}' is no whole number of 64 bits")
         return number
 
     registry = ConstructorRegistry()
@@ -167,7 +167,7 @@ def main() -> None:
     try:
         check_words(words)
         run(words)
-    except (ArmdError, OSError, MemoryError, UnicodeError, RuntimeError) as error:
+    except (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not no_memory(error):
             if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
                 error = ArmdError(f"{error}; put the file itself there")
@@ -202,6 +202,8 @@ def one_line(error: Exception) -> str:
     """What went wrong, without a traceback: the user's mistake, or the system's refusal."""
     if isinstance(error, MemoryError | RuntimeError):
         return "out of memory; use a smaller model, batch or length"
+    if isinstance(error, OverflowError):
+        return f"a number is too large ({error}); give a smaller one"
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}; choose another file or folder, or make room there"
