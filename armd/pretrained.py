@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 OURS = ("armd", "armd-baseline")
 COUNTS = (
     *("vocab_size", "d_model", "n_layers", "n_two_stream", "n_heads", "n_kv_heads", "d_head"),
-    *("max_length", "d_ff", "d_pe", "right_offset", "block_size", "diffusion_steps"),
-    *("d_embedding", "segment", "memory"),
+    *("max_length", "d_ff", "d_pe", "right_offset", "adapter_rank"),
+    *("block_size", "diffusion_steps", "d_embedding", "segment", "memory"),
 )
 LARGEST = 1e300
 MOST, MOST_CONFIG = 1 << 24, 1 << 24

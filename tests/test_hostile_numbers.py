@@ -55,7 +55,7 @@ def test_a_packed_file_of_other_numbers_is_not_given_to_c(
     [
         *[("hidden_size", 64), ("max_position_embeddings", 2**40), ("num_attention_heads", "x")],
         *[("num_key_value_heads", 1), ("num_hidden_layers", 9), ("right_offset", "x")],
-        *[("right_offset", 2**63), ("right_offset", 0.5), ("dropout", 10**400)],
+        *[("right_offset", 2**63), ("adapter_rank", "x"), ("dropout", 10**400)],
         *[("init_std", None), ("norm_eps", None), ("rope_base", float("nan"))],
     ],
 )
