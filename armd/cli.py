@@ -123,17 +123,18 @@ def run(words: Sequence[str]) -> None:
         args=rest,
         prog=f"armd {verb}",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
-        registry=whole_numbers(),
+        registry=whole_numbers(rest),
     )
 
 
-def whole_numbers() -> Any:
+def whole_numbers(given: list[str]) -> Any:
     """How tyro reads them: none that 64 bits do not hold, which nothing could count to."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     def read(words: list[str]) -> int:
         if len(words[0]) > 20 or not -(2**63) <= (number := int(words[0])) < 2**63:
-            raise OverflowError(f"'{words[0][:24]}' is no whole number of 64 bits")
+            option = given[given.index(words[0]) - 1] if words[0] in given[1:] else "an option"
+            raise OverflowError(f"{option} '{words[0][:24]}' is no whole number of 64 bits")
         return number
 
     registry = ConstructorRegistry()
@@ -203,7 +204,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, MemoryError | RuntimeError):
         return "out of memory; use a smaller model, batch or length"
     if isinstance(error, OverflowError):
-        return f"a number is too large ({error}); give a smaller one"
+        return f"{error}; give a smaller number"
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}; choose another file or folder, or make room there"
