@@ -115,6 +115,6 @@ def test_absurd_options_are_one_line(
 
 @pytest.mark.parametrize("number", [str(2**63), "-" + "9" * 400, "9" * 5000])
 def test_no_whole_number_has_more_than_64_bits(number: str) -> None:
-    with pytest.raises(OverflowError, match="--gpus .* no whole number of 64 bits") as error:
+    with pytest.raises(OverflowError, match=r"--gpus .* no whole number of 64 bits") as error:
         cli.run(["plan", "mini", "--gpus", number])
     assert "give a smaller number" in cli.one_line(error.value)
