@@ -191,10 +191,11 @@ def check_numbers(folder: Path, config: dict[str, Any]) -> None:
         if type(value) is not int or not 0 <= value <= MOST:
             raise _damaged(folder, f"{name} is no number between 0 and {MOST}")
     for name in ("dropout", "rope_base", "norm_eps", "init_std", "pe_std"):
-        value: Any = config.get(name, 0.0)
+        value = config.get(name, 0.0)
         if value is None and name == "pe_std":
             continue
-        if type(value) not in (int, float) or not abs(value) <= LARGEST:  # NaN is not, either
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not -LARGEST <= value <= LARGEST:  # NaN lies nowhere
             raise _damaged(folder, f"{name} is no finite number")
 
 
