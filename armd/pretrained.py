@@ -194,8 +194,11 @@ def check_numbers(folder: Path, config: dict[str, Any]) -> None:
         value = config.get(name, 0.0)
         if value is None and name == "pe_std":
             continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not -LARGEST <= value <= LARGEST:  # NaN lies nowhere
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not -LARGEST <= value <= LARGEST  # NaN lies nowhere
+        ):
             raise _damaged(folder, f"{name} is no finite number")
 
 
