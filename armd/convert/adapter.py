@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,37 +66,41 @@ class Merging:
         self.facts, self.scale = read_json(folder / FACTS, str(folder)), alpha / rank
         self.low = read_tensors(folder / WEIGHTS)
         self.new = read_tensors(folder / NEW)
+        found = (self.low | self.new).items()
+        self.shapes, self.factors = {name: tuple(t.shape) for name, t in found}, rank
         self.added: dict[str, Tensor] = {}
         self.rank = rank if self.facts.get("exact") else 0
         """config.adapter_rank of the result."""
-        if self.rank:
+        if self.rank and all(len(t.shape) == 2 for t in self.low.values()):
             self.added, self.low = from_peft(self.low, self.scale), {}
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """The shapes must have been checked."""
         self.seen.add(name, tensor)
         if name in self.new:
-            if self.new[name].shape != tensor.shape:
-                self.refuse()
             return self.new[name].to(tensor.dtype)
-        module = name.removesuffix(".weight")
-        if f"{module}.lora_a" in self.added:
-            self.check_added(module, tensor)
-        module = _PREFIX + module
+        module = _PREFIX + name.removesuffix(".weight")
         down, up = (self.low.get(f"{module}.lora_{side}.weight") for side in "AB")
         if down is None or up is None:
             return tensor
-        if (up.shape[0], down.shape[1:]) != (tensor.shape[0], tensor.shape[1:]):
-            self.refuse()
-        if up.shape[1:] != down.shape[:1]:
-            raise damaged(self.folder, f"{module} has factors of unlike rank")
         return (tensor.float() + self.scale * (up.float() @ down.float())).to(tensor.dtype)
 
-    def check_added(self, module: str, tensor: Tensor) -> None:
-        """Raise unless the factors of an exact adapter fit the matrix."""
-        a, b = (self.added.get(f"{module}.lora_{side}") for side in "ab")
-        wanted = [(self.rank, tensor.shape[1]), (self.rank, tensor.shape[0])]
-        if [None if t is None else tuple(t.shape) for t in (a, b)] != wanted:
+    def check_shapes(self, model: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise unless each tensor has its place in a model of these shapes, each linear layer its
+        factors, and all are numbers."""
+        wanted: dict[str, tuple[int, ...]] = {}
+        for name, shape in model.items():
+            module = name.removesuffix(".weight")
+            if module.rsplit(".", 1)[-1] in LINEARS:
+                wanted[f"{_PREFIX}{module}.lora_A.weight"] = (self.factors, shape[1])
+                wanted[f"{_PREFIX}{module}.lora_B.weight"] = (shape[0], self.factors)
+            elif is_new(name) and name != "bos" and ".lora_" not in name:
+                wanted[name] = tuple(shape)
+        if self.shapes != wanted:
             self.refuse()
+        for name, tensor in (self.low | self.added | self.new).items():
+            if not tensor.is_floating_point() or not bool(tensor.float().isfinite().all()):
+                raise damaged(self.folder, f"{name} holds other things than numbers")
 
     def check_base(self) -> None:
         """Raise unless what passed by was the model that the adapter was made for."""
@@ -108,7 +111,7 @@ class Merging:
         name = self.facts.get("base_name", "another model")
         raise ArmdError(
             f"the adapter in {self.folder} was made for {name}, not for this model (its checksum "
-            "is another); use that model, or adapt this one: armd adapt"
+            "is another, or its tensors do not fit); use that model, or adapt this one: armd adapt"
         )
 
 
@@ -146,7 +149,7 @@ def read_sizes(folder: Path) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= 2**16:
         raise damaged(folder, "its rank r is no number above 0")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
+    if type(alpha) not in (int, float) or not 0 < alpha <= 2**24:
         raise damaged(folder, "its lora_alpha is no number")
     return rank, alpha
 

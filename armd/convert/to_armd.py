@@ -115,6 +115,8 @@ def write_weights(
     del embedding
     shapes = {name: stacked_shape(parts) for name, parts in pieces.items()}
     shapes |= {name: tuple(tensor.shape) for name, tensor in new.items()}
+    if merging is not None:
+        merging.check_shapes(shapes)
 
     def make(name: str) -> Tensor:
         made = new[name] if name in new else stacked(source, pieces[name])

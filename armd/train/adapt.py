@@ -156,6 +156,7 @@ def with_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) 
     if start is None:
         inject_adapter_in_model(lora_config(rank, alpha), model)
     else:
+        Merging(start).check_shapes({n: tuple(w.shape) for n, w in model.named_parameters()})
         apply_adapter(model, start)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name or (is_new(name) and name != "bos"))
@@ -170,6 +171,7 @@ def with_exact_adapters(model: Any, rank: int, alpha: int, start: Path | None = 
     named = dict(model.named_parameters())
     if start is not None:
         found = Merging(start)
+        found.check_shapes({name: tuple(weight.shape) for name, weight in named.items()})
         with torch.no_grad():
             for name, tensor in (found.added | found.new).items():
                 named[name].copy_(tensor)
@@ -263,6 +265,7 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
                 place[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
                 dtype = dtype or opened.get_tensor(name).dtype
 
+    merging.check_shapes(shapes)
     shapes |= {name: tuple(tensor.shape) for name, tensor in merging.added.items()}
 
     def make(name: str) -> Tensor:
