@@ -149,7 +149,7 @@ def read_sizes(folder: Path) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= 2**16:
         raise damaged(folder, "its rank r is no number above 0")
-    if type(alpha) not in (int, float) or not 0 < alpha <= 2**24:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 2**24:
         raise damaged(folder, "its lora_alpha is no number")
     return rank, alpha
 
