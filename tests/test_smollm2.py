@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("gguf")
 
-from armd.convert.adapter import Merging, right_offset_of  # noqa: E402
+from armd.convert.adapter import LINEARS, Merging, right_offset_of  # noqa: E402
 from armd.convert.family import RIGHT_OFFSET  # noqa: E402
 from armd.convert.smollm2 import (  # noqa: E402
     GET,
@@ -53,7 +53,10 @@ def test_the_shipped_adapter_is_whole_and_reads_the_right_side() -> None:
     assert damaged_files(shipped_adapter()) == []
     assert right_offset_of(shipped_adapter()) == RIGHT_OFFSET
     merging = Merging(shipped_adapter())
-    assert merging.low and all(bool(t.isfinite().all()) for t in merging.low.values())
+    assert merging.rank and all(bool(t.isfinite().all()) for t in merging.added.values())
+    assert {
+        f"layers.{n}.{part}.lora_b" for n in range(30) for part in LINEARS
+    } < merging.added.keys()
     assert {f"layers.{n}.right_bias" for n in range(30)} <= merging.new.keys()
 
 
@@ -85,11 +88,11 @@ def test_it_is_the_file_of_the_package_and_the_shipped_adapter(folder: Path) -> 
 
     assert sum(file.stat().st_size for file in shipped_adapter().iterdir()) <= 8_000_000
     low = load_file(shipped_adapter() / "adapter_model.safetensors")
-    down, up = (low[f"base_model.model.layers.7.down.lora_{side}.weight"].float() for side in "AB")
+    up = low["base_model.model.layers.7.down.lora_B.weight"].float()
     source = open_gguf(package_file())
-    changed = source.read("model.layers.7.mlp.down_proj.weight") + 2 * up @ down
+    same = {"embedding": "embed_tokens", "layers.7.down": "layers.7.mlp.down_proj"}
     with safe_open(folder / "model.safetensors", "pt") as ours:
-        assert torch.equal(
-            ours.get_tensor("embedding.weight"), source.read("model.embed_tokens.weight")
-        )
-        assert torch.allclose(ours.get_tensor("layers.7.down.weight"), changed, atol=1e-6)
+        for name, theirs in same.items():
+            own = ours.get_tensor(f"{name}.weight")
+            assert torch.equal(own, source.read(f"model.{theirs}.weight"))
+        assert torch.equal(ours.get_tensor("layers.7.down.lora_b"), 2 * up.mT)

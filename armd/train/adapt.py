@@ -13,7 +13,14 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ..convert.adapter import LINEARS, Merging, apply_adapter, lora_config, write_adapter
+from ..convert.adapter import (
+    LINEARS,
+    Merging,
+    apply_adapter,
+    from_peft,
+    lora_config,
+    write_adapter,
+)
 from ..convert.layout import is_new
 from ..convert.weight_file import WEIGHTS, check_disk, write_one_by_one
 from ..errors import ArmdError
@@ -172,8 +179,9 @@ def with_exact_adapters(model: Any, rank: int, alpha: int, start: Path | None = 
     if start is not None:
         found = Merging(start)
         found.check_shapes({name: tuple(weight.shape) for name, weight in named.items()})
+        low = found.added or from_peft(found.low, found.scale)
         with torch.no_grad():
-            for name, tensor in (found.added | found.new).items():
+            for name, tensor in (low | found.new).items():
                 named[name].copy_(tensor)
     for name, weight in named.items():
         weight.requires_grad_(is_new(name) and name != "bos")

@@ -31,7 +31,7 @@ class Adapting:
     out: Path
     """The run's folder: adapter/ holds the adapter, export/ the merged model."""
     start: Path | None = None
-    """An adapter of this model to go on from, such as another run's adapter/."""
+    """An adapter of this model to go on from, such as another run's adapter/; exact or not."""
     steps: int = 200
     """0 writes an adapter that changes nothing."""
     streams: tuple[int, ...] | None = None
@@ -153,10 +153,7 @@ def started(job: Adapting, base: str, right_offset: int) -> str:
         raise ArmdError("--start is an adapter, --full has none; leave one of them out")
     if (found := read_sizes(job.start)) != (job.rank, job.alpha):
         raise ArmdError(f"{job.start} has --rank {found[0]} --alpha {found[1]}; give the same")
-    facts = read_json(job.start / FACTS, str(job.start))
-    if bool(facts.get("exact")) is not job.exact:
-        raise ArmdError(f"{job.start} was made with --{'no-' * job.exact}exact; give the same")
-    if facts.get("base") != base:
+    if read_json(job.start / FACTS, str(job.start)).get("base") != base:
         raise ArmdError(f"the adapter in {job.start} is of another model (its checksum differs)")
     if (offset := right_offset_of(job.start)) != right_offset:
         raise ArmdError(
