@@ -227,7 +227,7 @@ class AdaptRun(Run):
         a, base = self.recipe.adapt, model_folder(self.recipe.adapt.base_model)
         if a.full:
             config, facts = ArmdConfig.from_pretrained(base), self.card(checkpoint)
-            return export(checkpoint, config, base, self.folder / EXPORT, **facts)
+            return export(checkpoint, config, base.resolve(), self.folder / EXPORT, **facts)
         weights = {}
         for name, shape in checkpoint.shapes("model/").items():
             weights[name.removeprefix("model/")] = torch.empty(shape)
@@ -285,7 +285,8 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
     assert dtype is not None
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    copy_plain_files(base, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
+    unlinked = base.resolve()  # a link that the user named is theirs to follow
+    copy_plain_files(unlinked, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
     write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
     merging.check_base()
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
