@@ -118,19 +118,19 @@ def run_layers(
     for index in indices:
         layer, last = cast(Layer, model.layers[index]), index == indices[-1]
         normed = layer.attention_norm(hidden)
-        pair = layer.keys_values(normed[:, writers], rope[:, writers], taken(adapted, writers))
+        pair = layer.keys_values(normed[:, writers], rope[:, writers], *taken(adapted, writers))
         for window, key, value in zip(windows, *(s[0].split(written) for s in pair), strict=True):
             window.write(index, key, value)
         if last and not isinstance(kept, slice):
             hidden, normed, rope = (t[:, kept] for t in (hidden, normed, rope))
-            adapted = taken(adapted, kept)
+            adapted = next(iter(taken(adapted, kept)), None)
             sizes = [window.keep.numel() for window in windows if window.keep is not None]
-        queries = layer.queries(normed, rope, adapted)[0].split(sizes)
+        queries = layer.queries(normed, rope, *taken(adapted))[0].split(sizes)
         seen = [
             window.attend(index, rows, layer.right_bias, last=last)
             for window, rows in zip(windows, queries, strict=True)
         ]
-        hidden = layer.project_and_mlp(hidden, torch.cat(seen)[None], adapted)
+        hidden = layer.project_and_mlp(hidden, torch.cat(seen)[None], *taken(adapted))
     return hidden
 
 

@@ -56,10 +56,11 @@ def with_adapter(
 
 
 def taken(
-    adapted: Float[Tensor, "b n 1"] | None, rows: slice | Tensor
-) -> Float[Tensor, "b m 1"] | None:
-    """Of some rows alone."""
-    return None if adapted is None else adapted[:, rows]
+    adapted: Float[Tensor, "b n 1"] | None, rows: slice | Tensor = slice(None)
+) -> tuple[Float[Tensor, "b m 1"], ...]:
+    """Of some rows alone, as the last argument of a layer's methods: none where there are no
+    adapters, so that methods of other layers need not take it."""
+    return () if adapted is None else (adapted[:, rows],)
 
 
 def out_of_order(

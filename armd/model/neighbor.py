@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .adapted_linear import out_of_order, taken
+from .adapted_linear import out_of_order
 from .attention_inputs import AttentionInputs, block_limits, context_position
 from .configuration_armd import ArmdConfig
 from .layers import Adapted, Mask, mask_from_limit, right_keys, rope_cos_sin
@@ -100,10 +100,6 @@ class NeighborInputs:
     """Extra row to context row."""
     adapted: Adapted = None
     """Which of all rows are out of order, if the model has adapters for those."""
-
-    @property
-    def adapted_context(self) -> Adapted:
-        return taken(self.adapted, slice(self.context_rope.shape[1]))
 
 
 def neighbor_inputs(

@@ -216,13 +216,14 @@ class PlainCache:
         adapted = None
         if self.config.adapter_rank:
             adapted = out_of_order(at[None], keys_at, visible).to(rows.dtype)
-        own = taken(adapted, slice(writers))
-        key, value = layer.keys_values(normed[:, :writers], rope[:, :writers], own)
+        key, value = layer.keys_values(
+            normed[:, :writers], rope[:, :writers], *taken(adapted, slice(writers))
+        )
         if old is not None:
             key, value = torch.cat([old[0], key], 1), torch.cat([old[1], value], 1)
         self.pairs[index] = (key, value)
         right = right_keys(at[None], keys_at, self.config)
         mask = LimitMask(visible, key.shape[1], right)
-        query = layer.queries(normed, rope, adapted)
+        query = layer.queries(normed, rope, *taken(adapted))
         seen = attention(query, key, value, mask, layer.right_bias)
-        return layer.project_and_mlp(rows, seen, adapted)
+        return layer.project_and_mlp(rows, seen, *taken(adapted))

@@ -2,6 +2,7 @@
 
 import torch
 
+from .adapted_linear import taken
 from .attention_inputs import AttentionInputs
 from .layers import Layer, attention
 from .neighbor import NeighborInputs
@@ -65,15 +66,14 @@ class NeighborLayer(CausalLayer):
             return super().forward(rows, inputs)
         batch, context = inputs.batch, inputs.context_rope.shape[1]
         normed = self.attention_norm(rows)
-        key_value = self.keys_values(
-            normed[:, :context], inputs.context_rope, inputs.adapted_context
-        )
+        some, every = taken(inputs.adapted, slice(context)), taken(inputs.adapted)
+        key_value = self.keys_values(normed[:, :context], inputs.context_rope, *some)
         key, value = (t.view(batch, -1, *t.shape[2:]) for t in key_value)
-        query = self.queries(normed, inputs.rope, inputs.adapted)
+        query = self.queries(normed, inputs.rope, *every)
         parts = query.split([context, query.shape[1] - context], 1)
         seen = [
             attention(q.view(batch, -1, *q.shape[2:]), key, value, mask, self.right_bias)
             for q, mask in zip(parts, (inputs.context, inputs.extra), strict=True)
         ]
         together = torch.cat([t.flatten(0, 1) for t in seen])[None]
-        return self.project_and_mlp(rows, together, inputs.adapted)
+        return self.project_and_mlp(rows, together, *every)
