@@ -177,10 +177,10 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     check_between("--steps", job.steps, 0, STEPS)
     for name in ("distill", "right_text", "p_prompt"):
         check_between(f"--{name.replace('_', '-')}", getattr(job, name), 0, 1)
-    if is_exact(job) and 1 in (job.streams or ()):
+    if is_exact(job) and job.streams and max(job.streams) == 1:
         raise ArmdError(
-            "one stream has nothing to learn, it stays the source; leave 1 out of --streams, or "
-            "give --no-exact"
+            "one stream has nothing to learn, it stays the source; give more --streams, or "
+            "--no-exact"
         )
     base = model_folder(job.model)
     kind, _ = saved_kind(base)
@@ -203,14 +203,16 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
 
 
 def curriculum_of(job: Adapting) -> Curriculum:
-    usual = (2, 2, 2, 4, 4, 4, 8) if is_exact(job) else (1, 2, 2, 2, 4, 4, 4, 8)
+    streams = job.streams or (1, 2, 2, 2, 4, 4, 4, 8)
+    if is_exact(job):  # one stream has nothing to learn
+        streams = tuple(s for s in streams if s != 1)
     return Curriculum(
         steps=0,
         i_ar=0,
         i_perm=0,
         rho=0,
         sbp_steps=job.steps,
-        streams=usual if job.streams is None else job.streams,
+        streams=streams,
         p_prompt=job.p_prompt,
         p_infill=job.p_infill,
         infill_span=job.infill_span,
