@@ -99,6 +99,8 @@ def test_other_settings_and_damage_are_not_resumed(
     out.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArmdError, match="other settings"):
         cli.run(words(folder, out, "--resume", "--temperature", 0.5))
+    with pytest.raises(ArmdError, match="other prompts"):
+        cli.run(words(folder, out, "--resume", "--prompt", "the"))
     lines = whole.splitlines(keepends=True)
     out.write_bytes(lines[0] + b"{broken\n" + b"".join(lines[1:]))
     with pytest.raises(ArmdError, match="damaged in line 2"):
@@ -122,6 +124,30 @@ def test_a_file_of_something_else_is_not_resumed_away(
     with pytest.raises(ArmdError, match="other settings"):
         cli.run(words(folder, out, "--resume", "--temperature", 0.5))
     assert out.read_bytes() == whole[: len(whole) // 2]
+
+
+def test_a_pipe_whose_reader_left_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    """As in `--out /dev/stdout | head`; and a pipe or a device keeps nothing to go on with."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    job = cli_records(pipe)
+    os.close(reader)
+    with pytest.raises(BrokenPipeError), job as records:
+        assert records.stream is not None
+        records.stream.write("x")
+        records.stream.flush()
+    for out in (pipe, "/dev/zero"):
+        with pytest.raises(ArmdError, match="pipe or a device"):
+            cli.run(words(folder, Path(out), "--resume"))
+
+
+def cli_records(out: Path) -> generate_outputs.Records:
+    from armd.commands.generate_options import Writing
+    from armd.runtime.processes import ProcessGroup
+
+    one: Any = ProcessGroup()
+    return generate_outputs.Records(Writing("m", out=out), {}, [], None, one)  # type: ignore[arg-type]
 
 
 def test_samples_and_figures_have_a_file_each(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.atomic_files import write_text
 from ..runtime.progress import progress, rate
 from .generate_inputs import Request, batches, plans_of
 from .generate_options import Writing, check, check_out, opened, requested, sampling_of
@@ -176,7 +177,7 @@ def write_all(
     calls, tokens, busy = 0, 0, 0.0
     quiet = job.show or (job.out is None and sys.stdout.isatty())
     bar = progress("writing", len(mine), shown=not quiet and len(mine) > 1)
-    with Records(job, settings, tokenizer, ranks) as records, bar as report:
+    with Records(job, settings, requests, tokenizer, ranks) as records, bar as report:
         for group in batches(mine, 1 if job.show else job.batch):
             if all(request.index in records.done for request in group):
                 continue
@@ -234,4 +235,4 @@ def report(job: Writing, figures: dict[str, Any]) -> None:
     )
     if job.json is not None:
         job.json.parent.mkdir(parents=True, exist_ok=True)
-        job.json.write_text(jsonlib.dumps(figures, indent=1) + "\n", "utf-8")
+        write_text(job.json, jsonlib.dumps(figures, indent=1) + "\n")

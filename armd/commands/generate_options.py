@@ -105,6 +105,8 @@ def check_out(job: Writing) -> None:
         return
     if job.resume and job.overwrite:
         raise ArmdError("give one of --resume and --overwrite, not both")
+    if job.resume and job.out.exists() and not job.out.is_file():
+        raise ArmdError(f"{job.out} is a pipe or a device, which keeps no samples; name a file")
     refuse_lost(job, job.out)
 
 

@@ -31,7 +31,12 @@ class Records:
     each writes a file of its own, and the first puts them together in the end."""
 
     def __init__(
-        self, job: Writing, settings: dict[str, Any], tokenizer: TextTokenizer, ranks: ProcessGroup
+        self,
+        job: Writing,
+        settings: dict[str, Any],
+        requests: Sequence[Request],
+        tokenizer: TextTokenizer,
+        ranks: ProcessGroup,
     ) -> None:
         self.job, self.settings, self.tokenizer, self.ranks = job, settings, tokenizer, ranks
         self.made: list[dict[str, Any]] = []
@@ -40,7 +45,7 @@ class Records:
             self.part = job.out.with_name(f"{job.out.name}.rank{ranks.rank}")
         self.stream = None if self.part is None else _open(self.part)
         if self.part is not None and job.resume:
-            self.made = resumed(self.part, settings)
+            self.made = resumed(self.part, settings, requests)
         elif self.part is not None and self.stream is not None and self.stream.seekable():
             refuse_lost(job, self.part)  # another may have written it while the model was loaded
             self.stream.truncate(0)
@@ -56,7 +61,8 @@ class Records:
                 os.fsync(self.stream.fileno())
             with suppress(OSError):
                 self.stream.close()
-        if error is not None and isinstance(error, KeyboardInterrupt | OSError) and self.part:
+        stopped = isinstance(error, KeyboardInterrupt | OSError)
+        if stopped and self.part is not None and self.part.is_file():  # a pipe would be waited for
             # an interrupt may come between writing a sample and counting it
             kept = self.part.read_bytes().count(b"\n")
             print(
@@ -142,9 +148,11 @@ class Records:
         return records
 
 
-def resumed(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The whole records of a file that was begun with the same settings; a last one that was cut
-    off is removed from the file. A file of anything else is left as it is."""
+def resumed(
+    file: Path, settings: dict[str, Any], requests: Sequence[Request]
+) -> list[dict[str, Any]]:
+    """The whole records of a file that was begun with the same settings and prompts; a last one
+    that was cut off is removed from the file. A file of anything else is left as it is."""
     records: list[dict[str, Any]] = []
     whole = 0
     try:
@@ -166,6 +174,12 @@ def resumed(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
             raise ArmdError(
                 f"{file} was written with other settings; give the same ones, or use --overwrite"
             )
+        asked = {request.index: request for request in requests}
+        if not all(_answers(record, asked.get(record["index"])) for record in records):
+            raise ArmdError(
+                f"{file} was written for other prompts; give the same ones and --count, name "
+                "another file, or use --overwrite"
+            )
         os.truncate(file, whole)
     except FileNotFoundError:
         return []
@@ -185,6 +199,16 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     if type(record["index"]) is not int or not isinstance(record["ids"], list):
         return None
     return record if all(type(token) is int for token in record["ids"]) else None
+
+
+def _answers(record: dict[str, Any], request: Request | None) -> bool:
+    """Whether a record is of this request: what was given stands in it, in the same places. Records
+    beyond the requests are of a higher --count, and stay."""
+    if request is None:
+        return True
+    told = zip(request.tokens, request.known, record["ids"], strict=False)
+    same = all(token == found for token, known, found in told if known)
+    return same and record.get("prompt") == request.prompt
 
 
 def _open(file: Path) -> Any:
