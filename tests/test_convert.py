@@ -1,6 +1,7 @@
 """Laws: a converted model is its source left to right, and the way back loses nothing."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,8 @@ REFUSED = [
     ("llama", {"num_hidden_layers": 3}, "lacks"),
     ("llama", {"num_hidden_layers": 1}, "no place"),
     ("llama", {"intermediate_size": 64}, "config says"),
+    ("llama", {"hidden_size": None}, "hidden_size is no number"),
+    ("llama", {"rope_parameters": {"rope_theta": float("nan")}}, "rope_base 'nan'"),
 ]
 
 
@@ -166,6 +169,10 @@ def test_bad_files_say_so_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         cut.write_bytes(whole[:size])
         with pytest.raises(ArmdError, match="cut off or no GGUF"):
             convert(str(cut), out)
+    for changed, said in changed_gguf(whole):
+        cut.write_bytes(changed)
+        with pytest.raises(ArmdError, match=said):
+            convert(str(cut), out)
     with pytest.raises(ArmdError, match="no file"):
         convert(str(tmp_path / "none.gguf"), out)
     with pytest.raises(ArmdError, match="not empty"):
@@ -184,6 +191,26 @@ def test_bad_files_say_so_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ArmdError, match="damaged"):
         convert(str(source), out)
     assert not out.exists() and not (tmp_path / ".out.tmp").exists()
+
+
+def changed_gguf(whole: bytes) -> list[tuple[bytes, str]]:
+    """An array of 2^62 bytes, which nobody may begin to count; a tensor at an odd place, one in the
+    place of another, and one of a type that cannot be read."""
+    count = int.from_bytes(whole[16:24], "little") + 1
+    entry = struct.pack("<Q1sIIQ", 1, b"x", 9, 0, 2**62)
+    info = whole.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8
+    kind, place = info, info + 4
+    begin = int.from_bytes(whole[place : place + 8], "little")
+
+    def put(at: int, number: int, size: int) -> bytes:
+        return whole[:at] + number.to_bytes(size, "little") + whole[at + size :]
+
+    return [
+        (whole[:16] + count.to_bytes(8, "little") + entry + whole[24:], "ends before"),
+        (put(place, begin + 1, 8), "not its own"),
+        (put(place, 0, 8), "not its own"),
+        (put(kind, 24, 4), "type I8"),
+    ]
 
 
 def save_prefix(folder: Path) -> None:

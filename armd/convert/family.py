@@ -19,7 +19,7 @@ LLAMA3 = (
     "high_freq_factor",
     "original_max_position_embeddings",
 )
-WRONG_KINDS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
+WRONG_KINDS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What is raised where a table holds values of other kinds than it should."""
 COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
@@ -72,7 +72,9 @@ def check_counts(source: str, facts: Mapping[str, Any]) -> None:
     for name in COUNTS:
         value = facts.get(name)
         most = MOST_LAYERS if name == "num_hidden_layers" else MOST
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
+        if name not in facts or (value is None and name in ("num_key_value_heads", "head_dim")):
+            continue
+        if type(value) is not int or not 1 <= value <= most:
             raise ArmdError(
                 f"the config of {source} is damaged: {name} is no number between 1 and {most}; "
                 "copy it again"

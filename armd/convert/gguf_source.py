@@ -61,6 +61,7 @@ def open_gguf(file: Path) -> Source:
         fields = {key: found.contents() for key, found in reader.fields.items() if key not in LONG}
         tensors = {their_name(t.name): t for t in reader.tensors if t.name != FREQUENCIES}
         frequencies = [t.data.tolist() for t in reader.tensors if t.name == FREQUENCIES]
+        check_places(reader)
     except Exception as error:  # the reader raises many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(
@@ -74,7 +75,13 @@ def open_gguf(file: Path) -> Source:
 
     def read(name: str) -> Tensor:
         found = tensors[name]
-        values = gguf.dequantize(found.data, found.tensor_type)
+        try:
+            values = gguf.dequantize(found.data, found.tensor_type)
+        except NotImplementedError:
+            kind = found.tensor_type.name
+            raise ArmdError(
+                f"{file} holds weights of type {kind}, which gguf cannot read; get one of Q8_0"
+            ) from None
         return torch.from_numpy(values.copy()).float().reshape(shapes[name])
 
     pre = {"gguf_pre": str(fields.get("tokenizer.ggml.pre", ""))}
@@ -105,7 +112,24 @@ def fast_reader(file: str) -> Any:
         def data(self, mapped: np.ndarray) -> None:
             self._plain = mapped.view(np.ndarray)  # the map stays, as its base
 
+        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **named: Any) -> Any:
+            found = super()._get(offset, dtype, count, *more, **named)
+            if len(found) < count:  # gguf's own goes on, up to any count that the file names
+                raise EOFError("it ends before what it says it holds")
+            return found
+
     return Reader(file)
+
+
+def check_places(reader: Any) -> None:
+    """Raise unless each tensor has bytes of its own, where the file's alignment allows it: others
+    would be read as numbers that they are not."""
+    end = reader.data_offset
+    for tensor in sorted(reader.tensors, key=lambda t: (t.data_offset, t.n_bytes)):
+        start = tensor.data_offset
+        if start < end or (start - reader.data_offset) % reader.alignment:
+            raise ValueError(f"the bytes of {tensor.name} are not its own")
+        end = start + tensor.n_bytes
 
 
 def their_name(name: str) -> str:

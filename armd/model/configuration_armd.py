@@ -156,10 +156,19 @@ class ArmdConfig(PreTrainedConfig):
             raise ArmdError(
                 f"adapter_rank {self.adapter_rank} must be between 0 and d_model {self.d_model}"
             )
-        if self.rope_llama3 is not None and not set(LLAMA3) <= set(self.rope_llama3):
-            raise ArmdError(f"rope_llama3 must have the keys {', '.join(LLAMA3)}")
+        self._check_rope()
         if not 0 <= self.dropout < 1:
             raise ArmdError(f"dropout {self.dropout} must be at least 0 and below 1")
+
+    def _check_rope(self) -> None:
+        numbers: dict[str, Any] = {"rope_base": self.rope_base}
+        if self.rope_llama3 is not None:
+            if not isinstance(self.rope_llama3, dict) or not set(LLAMA3) <= set(self.rope_llama3):
+                raise ArmdError(f"rope_llama3 must have the keys {', '.join(LLAMA3)}")
+            numbers |= {name: self.rope_llama3[name] for name in LLAMA3}
+        for name, value in numbers.items():
+            if type(value) not in (int, float) or not 0 < value < 1e18:
+                raise ArmdError(f"{name} '{str(value)[:40]}' must be a number above 0")
 
 
 # so that save_pretrained ships the code, and the folder loads where armd is not installed
