@@ -4,9 +4,11 @@ so `armd --help` answers without loading torch."""
 import difflib
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .errors import ArmdError
@@ -167,6 +169,7 @@ def main() -> None:
         raise SystemExit(0)
     try:
         check_words(words)
+        check_figures(words)
         run(words)
     except (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not no_memory(error):
@@ -192,6 +195,26 @@ def check_words(words: Sequence[str]) -> None:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             shown = word.encode("utf-8", "replace").decode()[:40]
             raise ArmdError(f"word {number} of the command ('{shown}') is no UTF-8 text")
+
+
+def check_figures(words: Sequence[str]) -> None:
+    """Raise, whatever the verb, where the file of --json is there and holds no figures: it would be
+    replaced, and may be the text or the prompts that they are of."""
+    named = [word for option, word in itertools.pairwise(words) if option == "--json"]
+    named += [word.removeprefix("--json=") for word in words if word.startswith("--json=")]
+    for path in map(Path, named):
+        if path.is_file() and path.stat().st_size and not holds_figures(path):
+            raise ArmdError(f"{path} is there and holds no figures; give --json another name")
+
+
+def holds_figures(path: Path) -> bool:
+    import json
+
+    try:
+        found = None if path.suffix == ".jsonl" else json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict | list)
 
 
 def no_memory(error: RuntimeError) -> bool:

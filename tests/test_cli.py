@@ -4,10 +4,12 @@ import importlib
 import inspect
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from armd.cli import VERBS, main, run
+from armd.cli import VERBS, check_figures, main, run
+from armd.errors import ArmdError
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -46,3 +48,16 @@ def test_every_field_of_a_recipe_has_words() -> None:
     assert len(fields) > 40
     for at in fields:
         assert lines[at + 1].startswith('    """'), lines[at]
+
+
+@pytest.mark.parametrize("word", ["--json {}", "--json={}"])
+@pytest.mark.parametrize("name", ["poem.txt", "prompts.jsonl", "figures.json"])
+def test_figures_replace_figures_alone(word: str, name: str, tmp_path: Path) -> None:
+    """Whatever the verb: the text or the prompts that they are of stay."""
+    file = tmp_path / name
+    file.write_text('{"prompt": "mine"}\n' if "json" in name else "a poem\n")
+    words = ["plan", "mini", *word.format(file).split()]
+    if name == "figures.json":
+        return check_figures(words)
+    with pytest.raises(ArmdError, match="holds no figures"):
+        check_figures(words)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..runtime.atomic_files import write_text
 from ..runtime.threads import own_core
 
 LOOP = "while True: pass"
@@ -54,7 +55,7 @@ def bench_busy(
             f"| {figures['left']:.2f}{mark} |"
         )
     if json is not None:
-        json.write_text(jsonlib.dumps(found, indent=1) + "\n")
+        write_text(json, jsonlib.dumps(found, indent=1) + "\n")
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_text
 from .orders import pyplot_or_error
 
 _MARKS = "os^Dvp*X"
@@ -42,7 +43,7 @@ def plot_curves(
     if json:
         import json as json_format
 
-        json.write_text(json_format.dumps(curves, indent=2) + "\n")
+        write_text(json, json_format.dumps(curves, indent=2) + "\n")
 
 
 def named(runs: list[Path]) -> dict[str, Path]:
