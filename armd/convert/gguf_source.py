@@ -112,7 +112,7 @@ def fast_reader(file: str) -> Any:
         def data(self, mapped: np.ndarray) -> None:
             self._plain = mapped.view(np.ndarray)  # the map stays, as its base
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **named: Any) -> Any:
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, *more: Any, **named: Any) -> Any:
             found = super()._get(offset, dtype, count, *more, **named)
             if len(found) < count:  # gguf's own goes on, up to any count that the file names
                 raise EOFError("it ends before what it says it holds")
