@@ -121,8 +121,8 @@ INLINE void fetch_lines(const char *keys, const char *values, long row, const lo
                         long upto) {
     for (long i = from; i < upto; i++) {
         const long at = i / lines * row + i % lines * 64;
-        __builtin_prefetch(values + at);
-        __builtin_prefetch(keys + 16 * row + at);
+        __builtin_prefetch(values + at, 0, 2);
+        __builtin_prefetch(keys + 16 * row + at, 0, 2);
     }
 }
 
