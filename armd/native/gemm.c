@@ -59,30 +59,39 @@ static long bytes_of(long format) { return format == INT8 ? 1 : format == BF16 ?
 
 /* A piece of the work: `deep` steps of k of `span` panels, `apart` numbers from one to the next,
  * against some rows of x. What is fetched meanwhile starts at `next`, `stride` bytes a step, and
- * `next_apart` bytes further for each panel. */
+ * `next_apart` bytes further for each panel; with `second` and many rows into the second cache alone. */
 typedef struct {
     const void *panel;
     const char *next;
     const float *x;
     float *out; /* (rows, SPAN, WIDTH): the sums so far */
     long depth, deep, apart, stride, next_apart;
+    int second;
 } piece;
+
+INLINE floats *sums_at(const piece *w, int row, int panel, int part) {
+    return (floats *)(w->out + (row * SPAN + panel) * WIDTH + part * LANES);
+}
 
 /* Two panels at once: few sums would wait for themselves, many rows load a number of x for both, and
  * memory is read faster in two streams. */
 INLINE void micro(const piece *w, const int format, const int rows, const int span) {
     floats sum[TOGETHER][SPAN][PARTS];
-    for (int i = 0; i < rows * span; i++)
-        for (int h = 0; h < PARTS; h++)
-            sum[i / span][i % span][h] =
-                *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES);
-    const float *x = w->x;
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * span * PARTS; i++)
+        sum[i / PARTS / span][i / PARTS % span][i % PARTS] =
+            *sums_at(w, i / PARTS / span, i / PARTS % span, i % PARTS);
     const long depth = w->depth;
-    for (long k = 0; k < w->deep; k++) {
+    const float *x = w->x, *more = x + 4 * depth; /* rows from 4 on: a pointer each would not fit */
+    for (long k = 0; k < w->deep; k++, x++, more++) {
         floats a[SPAN][PARTS];
 #pragma GCC unroll 2
         for (int p = 0; p < span; p++) {
-            __builtin_prefetch(w->next + p * w->next_apart + k * w->stride);
+            const char *next = w->next + p * w->next_apart + k * w->stride;
+            if (rows > 4 && w->second)
+                __builtin_prefetch(next, 0, 2);
+            else
+                __builtin_prefetch(next);
 #pragma GCC unroll 2
             for (int h = 0; h < PARTS; h++) {
                 a[p][h] = load(w->panel, format, p * w->apart + k * WIDTH + h * LANES);
@@ -90,16 +99,21 @@ INLINE void micro(const piece *w, const int format, const int rows, const int sp
             }
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-            for (int p = 0; p < span; p++)
-#pragma GCC unroll 2
-                for (int h = 0; h < PARTS; h++) sum[r][p][h] += a[p][h] * x[r * depth + k];
+        for (int r = 0; r < rows; r++) {
+            floats b = (r < 4 ? x : more)[r % 4 * depth] - (floats){0};
+            KEEP(b);
+#pragma GCC unroll 4
+            for (int i = 0; i < span * PARTS; i++) {
+                sum[r][i / PARTS][i % PARTS] += a[i / PARTS][i % PARTS] * b;
+                KEEP(sum[r][i / PARTS][i % PARTS]);
+            }
+        }
+        __asm__("" : "+r"(x), "+r"(more)); /* or gcc makes a pointer of each row */
     }
-    for (int i = 0; i < rows * span; i++)
-        for (int h = 0; h < PARTS; h++)
-            *(floats *)(w->out + (i / span * SPAN + i % span) * WIDTH + h * LANES) =
-                sum[i / span][i % span][h];
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * span * PARTS; i++)
+        *sums_at(w, i / PARTS / span, i / PARTS % span, i % PARTS) =
+            sum[i / PARTS / span][i / PARTS % span][i % PARTS];
 }
 
 #define CASE(n, span) \
@@ -144,19 +158,21 @@ static void panels(const matrix *w, const float *x, float *y, long rows, int add
     memset(out, 0, sizeof(float) * rows * SPAN * WIDTH);
     for (long k = 0; k < depth; k += steps) {
         const long deep = depth - k < steps ? depth - k : steps;
-        const char *block = start + k * WIDTH * size;
+        const char *block = start + k * WIDTH * size; /* behind the last one: the panels that follow */
+        const char *next = block + (k + steps < depth ? steps : span * depth - k) * WIDTH * size;
         if (wider) widen_panels(w, block, p, span, k, deep, wide);
         for (long g = 0; g < groups; g++) {
             const long from = g * rows / groups, upto = (g + 1) * rows / groups;
             const piece part = {.panel = wider ? (const char *)wide : block,
-                                .next = block + steps * WIDTH * size + g * steps * stride,
+                                .next = next + g * steps * stride,
                                 .x = x + from * depth + k,
                                 .out = out + from * SPAN * WIDTH,
                                 .depth = depth,
                                 .deep = deep,
                                 .apart = (wider ? DEEP : depth) * WIDTH,
                                 .stride = stride,
-                                .next_apart = depth * WIDTH * size};
+                                .next_apart = depth * WIDTH * size,
+                                .second = w->format == FLOAT32};
             if (wider || w->format == FLOAT32)
                 group(&part, FLOAT32, upto - from, span);
             else if (w->format == INT8)
