@@ -151,7 +151,7 @@ static void widen_panels(const matrix *w, const char *block, long panel, long sp
 static void panels(const matrix *w, const float *x, float *y, long rows, int add, long p, long span) {
     const long first = p * WIDTH, depth = w->depth, groups = (rows + TOGETHER - 1) / TOGETHER;
     const long size = bytes_of(w->format), stride = size * WIDTH / groups;
-    const long steps = groups > 2 ? DEEP : DEEP / 2; /* few rows wait for memory: it is read sooner */
+    const long steps = groups > 1 ? DEEP : DEEP / 2; /* few rows wait for memory: it is read sooner */
     const char *start = (const char *)w->panels + first * depth * size;
     const int wider = w->format >= Q8 || (w->format != FLOAT32 && groups > 1);
     float out[MANY * SPAN * WIDTH] ALIGNED, wide[SPAN * DEEP * WIDTH] ALIGNED;
@@ -172,7 +172,7 @@ static void panels(const matrix *w, const float *x, float *y, long rows, int add
                                 .apart = (wider ? DEEP : depth) * WIDTH,
                                 .stride = stride,
                                 .next_apart = depth * WIDTH * size,
-                                .second = w->format == FLOAT32};
+                                .second = w->format == FLOAT32 && groups <= 2};
             if (wider || w->format == FLOAT32)
                 group(&part, FLOAT32, upto - from, span);
             else if (w->format == INT8)

@@ -12,7 +12,7 @@
 
 /* Bytes between what is read and what is prefetched: FAR into the second cache, because the first one
  * has fewer misses under way than memory needs, and NEAR from there into the first. */
-enum { NEAR = 3072, FAR = 8192 };
+enum { NEAR = 2048, FAR = 8192 };
 
 INLINE int bits_of(const matrix *w) { return w->format == Q8 ? 8 : 4; }
 INLINE long scale_bytes(long groups) { return (groups * WIDTH * 2 + 63) / 64 * 64; }
@@ -43,20 +43,22 @@ void quantize_group(const float *x, long width, long format, row_group *to) {
     to->offset = -round_values(x, 127 / largest, to->value) * (format == Q8 ? 128 : 8);
 }
 
-/* What is prefetched while a block of weights is used: with `whole` the blocks FAR and NEAR bytes behind
- * it, otherwise lines from .. upto of the one `far` bytes behind it. */
+/* What is prefetched while a group is used. Scales count, too: so much of the panel as a group takes
+ * of it, evenly. With `whole` that is what lies FAR and NEAR bytes behind, otherwise lines from .. upto
+ * of what lies `far` bytes behind. */
 typedef struct {
     int whole;
     long far, from, upto;
 } fetching;
 
-INLINE void fetch_block(const uint8_t *block, const int lines, const fetching *f) {
-    for (long i = f->from; i < f->upto; i++) __builtin_prefetch(block + f->far + i * 64, 0, 2);
+INLINE void fetch_group(const uint8_t *panel, long g, const int bits, const fetching *f) {
+    const uint8_t *at = panel + g * (2 * WIDTH + 64 * bits);
+    for (long i = f->from; i < f->upto; i++) __builtin_prefetch(at + f->far + i * 64, 0, 2);
     if (!f->whole) return;
-#pragma GCC unroll 8
-    for (int i = 0; i < lines; i++) {
-        __builtin_prefetch(block + FAR + i * 64, 0, 2);
-        __builtin_prefetch(block + NEAR + i * 64);
+#pragma GCC unroll 9
+    for (int i = 0; i <= bits; i++) {
+        __builtin_prefetch(at + FAR + i * 64, 0, 2);
+        __builtin_prefetch(at + NEAR + i * 64);
     }
 }
 
@@ -66,7 +68,7 @@ INLINE void lanes(const uint16_t *scales, const uint8_t *weights, const row_grou
     floats sum[ROWS] = {0};
     for (long g = 0; g < groups; g++) {
         const uint8_t *block = weights + g * 64 * bits;
-        fetch_block(block, bits, &fetch);
+        fetch_group((const uint8_t *)scales, g, bits, &fetch);
         const row_group *own = x + g;
         integers d[ROWS];
 #pragma GCC unroll 16
@@ -115,7 +117,7 @@ void quantized_panel(const matrix *w, const row_group *x, float *y, long rows, i
     const long groups = groups_of(w), first = panel * WIDTH, left = w->outputs - first;
     const long width = left < WIDTH ? left : WIDTH, parts = (rows + ROWS - 1) / ROWS;
     const uint8_t *at = panel_at(w, panel);
-    const long lines = parts > 1 ? bits_of(w) : 0, next = panel_at(w, panel + 1) - at;
+    const long lines = parts > 1 ? bits_of(w) + 1 : 0, next = panel_at(w, panel + 1) - at;
     for (long i = 0; i < parts; i++) {
         const long from = i * rows / parts, upto = (i + 1) * rows / parts;
         const fetching fetch = {parts == 1, next, i * lines / parts, (i + 1) * lines / parts};
