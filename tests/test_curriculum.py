@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -160,6 +161,22 @@ def test_blanks_of_a_most_length_have_known_text_between(n: int, most: int, seed
     runs = known.long().unique_consecutive(return_counts=True)
     blank = [count for value, count in zip(*(t.tolist() for t in runs), strict=True) if not value]
     assert known.shape == (n,) and blank and max(blank) <= most
+
+
+@given(st.integers(1, 200), st.sampled_from([0.25, 0.5, 0.75]), st.integers(0, 1 << 40))
+def test_blanks_are_filled_span_by_span_in_any_order(n: int, share: float, seed: int) -> None:
+    now = Stage("infill", 8, known=share, filled="random")
+    scored = torch.ones(1, n, dtype=torch.bool)
+    order = orders_of(now, seed=seed, step=0, rows=range(1), scored=scored)
+    generator = torch.Generator().manual_seed(seed_of(seed, 0, 0))
+    known = spans(n, generator, most=8, share=share)
+    count, position = int(known.sum()), order.position[0]
+    assert position[:count].tolist() == known.nonzero().flatten().tolist()
+    blank = position[count:].tolist()
+    assert sorted(blank) == (~known).nonzero().flatten().tolist()
+    for before, after in pairwise(blank):  # a span is begun at its start and written to its end
+        assert after == before + 1 or (bool(known[after - 1]) or after == 0)
+        assert after == before + 1 or before + 1 == n or bool(known[before + 1])
 
 
 def test_every_preset_names_itself_and_checks() -> None:

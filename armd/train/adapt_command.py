@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -43,6 +43,10 @@ class Adapting:
     """Share of steps in which blanks are filled in."""
     infill_span: int = 16
     """Tokens in the longest of these blanks."""
+    infill_known: float = 0.75
+    """Share of the window that is known between these blanks, on average."""
+    infill_order: Literal["forward", "random"] = "forward"
+    """Which blank is filled first: the leftmost, or any."""
     distill: float = 1.0
     """Share of the loss that is the distance to the source's own left-to-right distribution; the
     rest is the text's next token. Next to known text on the right, and in blanks, always that."""
@@ -216,6 +220,8 @@ def curriculum_of(job: Adapting) -> Curriculum:
         p_prompt=job.p_prompt,
         p_infill=job.p_infill,
         infill_span=job.infill_span,
+        infill_known=job.infill_known,
+        infill_order=job.infill_order,
     )
 
 

@@ -2,7 +2,6 @@
 a run has no state to save here, and any number of processes sees the same orders."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -25,6 +24,8 @@ class Stage:
     rho_of: str = Curriculum.rho_of
     prompt: float = 0.0
     """Share of the text that is known before its streams begin."""
+    known: float = Curriculum.infill_known
+    filled: str = Curriculum.infill_order
 
     def __str__(self) -> str:
         names = {"shuffled": "rho", "strided": "S", "masking": "T"}
@@ -52,7 +53,7 @@ def stage(curriculum: Curriculum, *, seed: int, step: int) -> Stage:
         ("infill", c.p_infill, c.infill_span),
     ):
         if draw < share:
-            return Stage(kind, amount)
+            return Stage(kind, amount, known=c.infill_known, filled=c.infill_order)
         draw -= share
     if step < c.steps:
         return Stage("shuffled", rho(c, step), c.shuffle, c.rho_of)
@@ -113,8 +114,7 @@ def _fill(
     elif now.kind == "strided":
         order = _strided(length, now)
     else:
-        draw = blanks if not now.amount else partial(spans, most=now.amount)
-        order = orders.infill(draw(length, generator))
+        order = _infill(now, length, generator)
     position[:length], block[:length] = order.position, order.block
     block[length:] += int(order.block[-1]) + 1
 
@@ -126,6 +126,21 @@ def _strided(n: int, now: Stage) -> Order:
     if not prompt:
         return orders.strided(n, streams)
     return orders.infill(torch.arange(n) < prompt, streams)
+
+
+def _infill(now: Stage, n: int, generator: torch.Generator) -> Order:
+    """What is known, then the blanks: the leftmost first, or span by span in any order."""
+    if not now.amount:
+        return orders.infill(blanks(n, generator))
+    known = spans(n, generator, most=now.amount, share=now.known)
+    if now.filled == "forward" or bool(known.all()):
+        return orders.infill(known)
+    blank = (~known).nonzero().flatten()
+    span = (blank.diff() > 1).cumsum(0)
+    span = torch.cat([span.new_zeros(1), span])
+    turn = torch.randperm(int(span[-1]) + 1, generator=generator)[span]
+    position = turn.argsort(stable=True)
+    return orders.completing(known, Order(position, torch.arange(len(position))))
 
 
 def blanks(n: int, generator: torch.Generator) -> Bool[Tensor, "n"]:
@@ -142,11 +157,13 @@ def blanks(n: int, generator: torch.Generator) -> Bool[Tensor, "n"]:
     return known
 
 
-def spans(n: int, generator: torch.Generator, *, most: int) -> Bool[Tensor, "n"]:
-    """The same, where each blank is a span of 1 to `most` tokens and on average three times as much
-    is known between two; a gap is never longer than the text."""
+def spans(
+    n: int, generator: torch.Generator, *, most: int, share: float = Curriculum.infill_known
+) -> Bool[Tensor, "n"]:
+    """The same, where each blank is a span of 1 to `most` tokens, and of the text about `share` is
+    known; a gap is never longer than the text."""
     lengths = torch.randint(1, most + 1, (n,), generator=generator)
-    between = torch.randint(1, 3 * most, (n,), generator=generator)
+    between = torch.randint(1, max(2, round(most * share / (1 - share))), (n,), generator=generator)
     between[0] = between[0].clamp(max=n - 1)
     runs = torch.stack([between, lengths], 1).flatten()
     return (torch.arange(len(runs)) % 2 == 0).repeat_interleave(runs)[:n]

@@ -81,6 +81,10 @@ class Curriculum:
     """Fraction of steps trained on infilling: blanks, given the text on both sides."""
     infill_span: int = 0
     """Blanks are spans of up to so many tokens; 0: single tokens, or one gap of any length."""
+    infill_known: float = 0.75
+    """Share of the text that is known between such spans, on average."""
+    infill_order: Literal["forward", "random"] = "forward"
+    """Which of such spans is filled first: the leftmost, or any."""
 
     @property
     def total(self) -> int:

@@ -35,6 +35,7 @@ LIMITS: dict[str, dict[str, tuple[float, float]]] = {
         "masking_steps": (1, 10**6),
         "p_infill": (0, 1),
         "infill_span": (0, 2**20),
+        "infill_known": (0.01, 0.99),
     },
     "optimizer": {
         "batch_size": (1, 2**24),
