@@ -14,7 +14,7 @@ import torch
 
 from .shapes import Bool, Float, Int, Tensor
 
-GROUP = 128
+GROUP = 64
 """Rows of a group."""
 GAP = 32
 """So many keys between two others are taken along, though no row sees them, rather than cut out."""
