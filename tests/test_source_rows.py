@@ -12,11 +12,14 @@ pytest.importorskip("peft")
 
 from convert_help import WORDS, source_model  # noqa: E402
 
+from armd import order as orders  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
+from armd.model.neighbor_rows import count_in_order  # noqa: E402
 from armd.runtime.processes import ProcessGroup  # noqa: E402
 from armd.train.adapt import AdaptTrainer  # noqa: E402
 from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
-from armd.train.trainer import ROUND, window_step  # noqa: E402
+from armd.train.curriculum import Stage  # noqa: E402
+from armd.train.trainer import ROUND, MicroBatch, window_step  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +78,30 @@ def test_each_window_is_taken_so_many_times(repeats: int) -> None:
     steps = [window_step(step, repeats) for step in range(2 * ROUND * repeats)]
     assert sorted(steps) == sorted([*range(2 * ROUND)] * repeats)
     assert all(len(set(steps[k : k + ROUND])) == ROUND for k in range(0, len(steps), ROUND))
+
+
+@pytest.mark.parametrize("teacher", [0.0, 1.0])
+@pytest.mark.parametrize("texts", [1, 2])
+def test_rows_in_order_are_read_once_and_nothing_changes(
+    folder: Path, texts: int, teacher: float
+) -> None:
+    """The loss and all gradients are those of rows that go through the layers together; of a
+    prompt, and in blanks, whose first rows are in order, too."""
+    trainer = trainer_of(folder, distill=teacher, batch_size=texts, micro_batch=texts)
+    with torch.no_grad():
+        for weight in trainer.weights.values():
+            weight += 0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(1, WORDS, (texts, 32), generator=torch.Generator().manual_seed(7))
+    prompt = orders.infill(torch.arange(32) < 13, 4)
+    blank = torch.isin(torch.arange(32), torch.tensor([9, 10, 11, 20, 21]))
+    for order, kind, count in ((prompt, "strided", 15), (orders.infill(~blank), "infill", 10)):
+        assert count_in_order(order.rows(1)) == count
+        part, found = MicroBatch(tokens, tokens, order, 32 * texts), []
+        for many in (2, 99):
+            with patch("armd.train.adapt.MANY", many):
+                loss = trainer.loss(part, Stage(kind, 4, prompt=13 / 32), tokens, tokens)
+            learning = list(trainer.weights.values())
+            found.append([loss, *torch.autograd.grad(loss, learning, allow_unused=True)])
+        for one, two in zip(*found, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+        assert any(g is not None and bool(g.abs().max() > 1e-3) for g in found[0][1:])

@@ -5,6 +5,7 @@ rows pass through the weights alone: left to right the model is the same, bit fo
 change has learnt.
 """
 
+import torch
 from torch import nn
 
 from .shapes import Float, Int, Tensor
@@ -52,7 +53,8 @@ def with_adapter(
     """What a linear layer makes of rows, and what its adapter adds."""
     if adapted is None or a is None or b is None:
         return out
-    return out + (rows @ a.mT * adapted) @ b
+    low = (rows @ a.mT * adapted).flatten(0, -2)
+    return torch.addmm(out.flatten(0, -2), low, b).view(out.shape)
 
 
 def taken(

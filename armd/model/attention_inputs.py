@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .configuration_armd import ArmdConfig
-from .layers import Mask, mask_from_limit, rope_cos_sin
+from .layers import KeyValue, Mask, mask_from_limit, rope_cos_sin
 from .order import Order
 from .shapes import Float, Int, Tensor
 
@@ -25,6 +25,8 @@ class AttentionInputs:
     """M^c among context rows: own and earlier blocks."""
     query: Mask = None
     """M^c among query rows, for the layers above the two streams."""
+    before: KeyValue | None = None
+    """Keys and values of rows before these, which a layer has made already."""
 
 
 def context_position(order: Order) -> Int[Tensor, "b n"]:
@@ -53,4 +55,4 @@ def attention_inputs(order: Order, config: ArmdConfig, dtype: torch.dtype) -> At
     limit, reach = block_limits(order)
     among = torch.searchsorted(order.block, order.block, right=True)
     masks: list[Mask] = [mask_from_limit(m, n) for m in (limit, reach, among)]
-    return AttentionInputs(context_rope, query_rope, limit, *masks)
+    return AttentionInputs(context_rope, query_rope, limit, masks[0], masks[1], masks[2])

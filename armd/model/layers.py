@@ -17,6 +17,7 @@ from .shapes import Bool, Float, Int, Tensor
 Written = Bool[Tensor, "#b 1 n m"] | Float[Tensor, "#b #h n m"]
 """A mask written out: what each row sees, or what is added to its scores."""
 Mask = Written | BlockMask | LimitMask | Literal["all"] | None
+KeyValue = tuple[Float[Tensor, "t m kv e"], Float[Tensor, "t m kv e"]]
 Adapted = Float[Tensor, "#b n 1"] | None
 """Which rows take the adapters of linear layers: as out_of_order gives it."""
 
@@ -145,7 +146,7 @@ class Layer(nn.Module):
         rows: Float[Tensor, "b n d"],
         rope: Float[Tensor, "b2 n half 2"],
         adapted: Adapted = None,
-    ) -> tuple[Float[Tensor, "b n kv e"], Float[Tensor, "b n kv e"]]:
+    ) -> KeyValue:
         both = self.key_value(rows, adapted).unflatten(-1, (2, self.kv_heads, -1))
         key, value = both.unbind(-3)
         return apply_rope(key, rope), value

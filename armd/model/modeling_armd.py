@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import MaskedLMOutput
 
 from .attention_inputs import AttentionInputs, attention_inputs, context_position
@@ -20,7 +19,7 @@ from .errors import ArmdError
 from .head import IGNORE, accumulate_dtype, target_log_probs, weighted_loss
 from .initial_weights import InitialWeights
 from .layers import Layer, rope_cos_sin
-from .neighbor import ExtraRows, NeighborInputs, extra_rows, neighbor_inputs
+from .neighbor_rows import InOrderRows, NeighborRows
 from .order import Order, left_to_right
 from .padding import unpad
 from .plain_generation import PlainGeneration
@@ -36,7 +35,7 @@ AUTO_MAP = {
 """Which class of the saved code each of transformers' auto classes takes."""
 
 
-class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
+class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
     """The language model. Its logits are for the token itself, as in masked language models."""
 
     config_class = ArmdConfig
@@ -101,9 +100,11 @@ class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
         tokens: Int[Tensor, "b n"],
         order: Order,
         attention_mask: Tensor | None = None,
+        read: InOrderRows | None = None,
     ) -> Float[Tensor, "b n d"]:
         """The final rows, in generation order: row k knows the blocks before block[k] alone.
-        Where attention_mask is 0 is padding, on the left or on the right: no token sees it."""
+        Where attention_mask is 0 is padding, on the left or on the right: no token sees it.
+        `read`, with neighbors: the first rows as read_in_order made them, without gradients."""
         order = self._fit(tokens, order)
         if attention_mask is not None:
             tokens, order, back = unpad(tokens, order, attention_mask)
@@ -112,7 +113,7 @@ class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
         drawn = tokens.gather(1, order.position.expand(tokens.shape))
         context = self.dropout(self.context_rows(drawn[:, :-1]))
         if self.config.query == "neighbor":
-            return self._hidden_of_neighbors(context, order)
+            return self.hidden_of_neighbors(context, order, read)
         inputs = attention_inputs(order, self.config, context.dtype)
         if self.config.query == "shift":
             wanted = order.position + 1
@@ -121,47 +122,7 @@ class ArmdLM(PlainGeneration, InitialWeights, StrictModel):
             inputs = replace(inputs, query_rope=rope.to(context.dtype))
         else:
             rows = torch.stack([context, self._first_query(context, order, inputs)])
-        return self.norm(self._through_layers(rows, inputs))
-
-    def _through_layers(self, rows: Tensor, inputs: AttentionInputs | NeighborInputs) -> Tensor:
-        for layer in self.layers:
-            if self.gradient_checkpointing and self.training:
-                rows = checkpoint(layer, rows, inputs, use_reentrant=False)
-            else:
-                rows = layer(rows, inputs)
-        return rows
-
-    def _hidden_of_neighbors(self, context: Tensor, order: Order) -> Tensor:
-        """The final rows where most query rows are context rows: see neighbor.py."""
-        (batch, n, d), extra = context.shape, extra_rows(order)
-        inputs = neighbor_inputs(order, extra, self.config, batch, context.dtype)
-        if extra is None:
-            return self.norm(self._through_layers(self._with_all_weights(context), inputs))
-        first = self._first_extra(context, order, extra)
-        rows = torch.cat([context.flatten(0, 1), first.flatten(0, 1)])[None]
-        rows = self._through_layers(rows, inputs)
-        return self.norm(rows[0, extra.source_in_batch(batch)]).view(batch, n, d)
-
-    def _first_extra(self, context: Tensor, order: Order, extra: ExtraRows) -> Tensor:
-        """The first rows of the extra queries: the token before, or what stands for it."""
-        batch, n, d = context.shape
-        index = extra.neighbor.expand(batch, -1)[..., None].expand(-1, -1, d)
-        near = context.gather(1, index)
-        if bool(extra.known.all()):
-            return self._with_all_weights(near)
-        code = self.position_codes(n + 1).to(context.dtype)
-        weight = code[extra.position + 1] @ code[context_position(order)].mT
-        seen = torch.arange(n, device=context.device) < extra.limit[..., None]
-        unknown = self.first_query_from_sums((weight * seen) @ context, extra.limit)
-        return torch.where(extra.known[..., None], near, unknown)
-
-    def _with_all_weights(self, rows: Tensor) -> Tensor:
-        """The same rows. In training those weights that an order has no use for get a gradient of
-        zero: processes that train together must have gradients of the same weights."""
-        if not (self.training and torch.is_grad_enabled()):
-            return rows
-        parts = [self.unknown, self.gate, self.query_norm.weight, *self.position_code.parameters()]
-        return rows + 0 * torch.stack([part.sum() for part in parts]).sum().to(rows.dtype)
+        return self.norm(self.through_layers(rows, inputs))
 
     def context_rows(self, drawn: Int[Tensor, "b m"]) -> Float[Tensor, "b n d"]:
         """X^0: BOS, in a block before all others, then the tokens drawn so far."""

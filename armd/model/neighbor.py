@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from .adapted_linear import out_of_order
 from .attention_inputs import AttentionInputs, block_limits, context_position
 from .configuration_armd import ArmdConfig
-from .layers import Adapted, Mask, mask_from_limit, right_keys, rope_cos_sin
+from .layers import Adapted, KeyValue, Mask, mask_from_limit, right_keys, rope_cos_sin
 from .order import Order
 from .shapes import Bool, Float, Int, Tensor
 
@@ -100,26 +100,37 @@ class NeighborInputs:
     """Extra row to context row."""
     adapted: Adapted = None
     """Which of all rows are out of order, if the model has adapters for those."""
+    before: KeyValue | None = None
+    """Keys and values of context rows before these, which a layer has made already."""
 
 
 def neighbor_inputs(
-    order: Order, extra: ExtraRows | None, config: ArmdConfig, batch: int, dtype: torch.dtype
+    order: Order,
+    extra: ExtraRows | None,
+    config: ArmdConfig,
+    batch: int,
+    dtype: torch.dtype,
+    *,
+    read: int = 0,
 ) -> NeighborInputs | AttentionInputs:
-    """Without extra rows, those of one ordinary stream."""
-    position, n = context_position(order), len(order)
-    context_rope = rope_cos_sin(position, config).to(dtype)
+    """Without extra rows, those of one ordinary stream. `read`: context rows that are left out,
+    because their keys and values are there already."""
+    position, n, reach = context_position(order), len(order), block_limits(order)[1][:, read:]
+    rows_at = position[:, read:]
+    context_rope = rope_cos_sin(rows_at, config).to(dtype)
     if extra is None:
-        return AttentionInputs(context_rope, context_rope, limit=None)
-    right, right_of_extra = (right_keys(at, position, config) for at in (position, extra.position))
+        mask = mask_from_limit(reach, n) if read else None
+        return AttentionInputs(context_rope, context_rope, limit=None, query=mask)
+    right, right_of_extra = (right_keys(at, position, config) for at in (rows_at, extra.position))
     context: Mask = None
-    if right is not None or not order.single_token_blocks:
-        context = mask_from_limit(block_limits(order)[1], n, right)
+    if right is not None or not order.single_token_blocks or read:
+        context = mask_from_limit(reach, n, right)
     extra_rope = rope_cos_sin(extra.position, config).to(dtype)
     ropes = [_one_sequence(rope, batch) for rope in (context_rope, extra_rope)]
     strict = mask_from_limit(extra.limit, n, right_of_extra)
     adapted = None
     if config.adapter_rank:
-        rows = [(position, block_limits(order)[1]), (extra.position, extra.limit)]
+        rows = [(rows_at, reach), (extra.position, extra.limit)]
         out = (out_of_order(at, position, visible) for at, visible in rows)
         adapted = torch.cat([_one_sequence(one.to(dtype), batch) for one in out], 1)
     return NeighborInputs(batch, ropes[0], torch.cat(ropes, 1), context, strict, adapted)

@@ -1,10 +1,12 @@
 """The layers: two streams, the query stream alone, one causal stream, and one with extra rows."""
 
+from collections.abc import Iterable
+
 import torch
 
 from .adapted_linear import taken
 from .attention_inputs import AttentionInputs
-from .layers import Layer, attention
+from .layers import KeyValue, Layer, attention
 from .neighbor import NeighborInputs
 from .shapes import Float, Tensor
 
@@ -41,6 +43,13 @@ class LastTwoStreamLayer(Layer):
         return self.project_and_mlp(both[1], attention(query, key, value, inputs.strict))
 
 
+def after(before: KeyValue | None, own: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Keys and values of rows read before, then those of these rows."""
+    if before is None:
+        return own
+    return [torch.cat(both, 1) for both in zip(before, own, strict=True)]
+
+
 class CausalLayer(Layer):
     """An ordinary block-causal layer on one stream."""
 
@@ -48,7 +57,7 @@ class CausalLayer(Layer):
         self, rows: Float[Tensor, "b n d"], inputs: AttentionInputs
     ) -> Float[Tensor, "b n d"]:
         normed = self.attention_norm(rows)
-        key, value = self.keys_values(normed, inputs.query_rope)
+        key, value = after(inputs.before, self.keys_values(normed, inputs.query_rope))
         query = self.queries(normed, inputs.query_rope)
         return self.project_and_mlp(
             rows, attention(query, key, value, inputs.query, self.right_bias)
@@ -68,7 +77,8 @@ class NeighborLayer(CausalLayer):
         normed = self.attention_norm(rows)
         some, every = taken(inputs.adapted, slice(context)), taken(inputs.adapted)
         key_value = self.keys_values(normed[:, :context], inputs.context_rope, *some)
-        key, value = (t.view(batch, -1, *t.shape[2:]) for t in key_value)
+        own = [t.view(batch, -1, *t.shape[2:]) for t in key_value]
+        key, value = after(inputs.before, own)
         query = self.queries(normed, inputs.rope, *every)
         parts = query.split([context, query.shape[1] - context], 1)
         seen = [

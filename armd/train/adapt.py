@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,20 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ..convert.adapter import (
-    LINEARS,
-    Merging,
-    apply_adapter,
-    from_peft,
-    lora_config,
-    write_adapter,
-)
-from ..convert.layout import is_new
+from ..convert.adapter import Merging, write_adapter
 from ..convert.weight_file import WEIGHTS, check_disk, write_one_by_one
 from ..errors import ArmdError
 from ..model.adapted_linear import out_of_order
 from ..model.attention_inputs import block_limits, context_position
 from ..model.configuration_armd import ArmdConfig
-from ..model.order import left_to_right
+from ..model.neighbor_rows import InOrderRows, count_in_order
+from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import load_model, model_folder
 from ..runtime.atomic_files import SUMS, copy_plain_files, put_folder, write_sums
 from ..runtime.seeds import seed_of
 from ..saved_folder import finish_folder
+from .adapters import with_adapters, with_exact_adapters, without_adapters
 from .curriculum import Stage
 from .distilled_loss import distance_to_the_right, distilled_loss, share_of_text
 from .distributed import unwrapped
@@ -46,6 +39,8 @@ from .validation import KINDS
 ADAPTER = "adapter"
 FASTER = {"right_bias": 20.0, "unknown": 3.0, "gate": 20.0}
 """Rates above the adapter's: these are few, and must move by whole units."""
+MANY = 32
+"""Rows that are worth being read by themselves."""
 JOINED = 8
 """A text whose end was moved before its start is a new one for the source after so many tokens."""
 
@@ -95,7 +90,8 @@ class AdaptTrainer(Trainer):
         """KL to the source for tokens that it knows as much about, the text's own for others."""
         model, order = unwrapped(self.model), part.order.rows(len(tokens)).to(tokens.device)
         position = order.position.expand(tokens.shape)
-        target, rows = labels.gather(1, position), model.hidden(tokens, part.order)
+        read = self._rows_in_order(tokens, order)
+        target, rows = labels.gather(1, position), model.hidden(tokens, part.order, read=read)
         right = distance_to_the_right(order).expand(tokens.shape)
         weight = (target != -100).to(rows.dtype)
         if self.recipe.adapt.exact:  # what rows in order predict is the source's
@@ -109,10 +105,19 @@ class AdaptTrainer(Trainer):
             text = share_of_text(right, a.distill, a.right_text).to(rows.dtype)
         source = None
         if bool((text < 1).any()):
-            source = self._source_rows(tokens, position, self._cut(stage, labels))
+            source = self._source_rows(tokens, position, self._cut(stage, labels), read)
         total = weight.sum().clamp(min=1)
         flat = (t.flatten() for t in (target.clamp(min=0), weight / total, text))
         return distilled_loss(rows.flatten(0, 1), model.head_matrix(), source, *flat)
+
+    def _rows_in_order(self, tokens: Tensor, order: Order) -> InOrderRows | None:
+        """The first rows, such as those of a prompt, where they are many: nothing that learns has
+        touched them, so they need no gradient, and the source has the same."""
+        model = unwrapped(self.model)
+        if not self.recipe.adapt.exact or model.config.dropout:
+            return None
+        count = count_in_order(order)
+        return model.read_in_order(tokens, count) if MANY <= count < len(order) else None
 
     def _clip(self) -> float:
         """Weights that a step did not use, such as the bias left to right, stay where they are."""
@@ -131,79 +136,30 @@ class AdaptTrainer(Trainer):
         return prompt + run * each + min(run, rest)
 
     @torch.no_grad()
-    def _source_rows(self, tokens: Tensor, position: Tensor, cut: int) -> Tensor | None:
+    def _source_rows(
+        self, tokens: Tensor, position: Tensor, cut: int, read: InOrderRows | None = None
+    ) -> Tensor | None:
         """The source's final rows. For tokens before the cut it reads what follows the cut first,
         then the text up to them: it knows the right side as we do, and had nothing to learn."""
         if self.source is None:
             return None
         n = tokens.shape[1]
         with without_adapters(self.source):
-            rows = self._read(tokens)
+            rows = self._read(tokens, read)
             if cut > JOINED:
                 moved = self.source.hidden(tokens.roll(-cut, 1), left_to_right(n))
                 rows = torch.cat([rows[:, :JOINED], moved[:, n - cut + JOINED :], rows[:, cut:]], 1)
         return rows.gather(1, position[..., None].expand(rows.shape)).flatten(0, 1)
 
-    def _read(self, tokens: Tensor) -> Tensor:
+    def _read(self, tokens: Tensor, read: InOrderRows | None = None) -> Tensor:
         """The source's final rows, left to right; kept if these windows come again."""
         if (found := self.kept.get(windows := tokens.cpu().numpy().tobytes())) is None:
-            found = self.source.hidden(tokens, left_to_right(tokens.shape[1]))
+            found = self.source.hidden(tokens, left_to_right(tokens.shape[1]), read=read)
             if self.recipe.adapt.repeats > 1:
                 self.kept[windows] = found
             if len(self.kept) > ROUND * self.recipe.optimizer.batch_size:
                 del self.kept[next(iter(self.kept))]
         return found
-
-
-def with_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) -> None:
-    """Put adapters beside the linear layers, new ones or those of a folder; they and the new
-    weights learn, the rest is fixed."""
-    from peft import inject_adapter_in_model
-
-    if start is None:
-        inject_adapter_in_model(lora_config(rank, alpha), model)
-    else:
-        Merging(start).check_shapes({n: tuple(w.shape) for n, w in model.named_parameters()})
-        apply_adapter(model, start)
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(".lora_" in name or (is_new(name) and name != "bos"))
-
-
-def with_exact_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) -> None:
-    """The same, of adapters that only rows out of order take."""
-    for layer in model.layers:
-        for name in LINEARS:
-            getattr(layer, name).add_adapter(rank)
-    model.config.adapter_rank = rank
-    named = dict(model.named_parameters())
-    if start is not None:
-        found = Merging(start)
-        found.check_shapes({name: tuple(weight.shape) for name, weight in named.items()})
-        low = found.added or from_peft(found.low, found.scale)
-        with torch.no_grad():
-            for name, tensor in (low | found.new).items():
-                named[name].copy_(tensor)
-    for name, weight in named.items():
-        weight.requires_grad_(is_new(name) and name != "bos")
-
-
-@contextlib.contextmanager
-def without_adapters(model: Any) -> Iterator[None]:
-    """Inside, the model is its source, left to right."""
-    layers = [m for m in model.modules() if hasattr(m, "lora_A")]
-    was_training = model.training
-    model.eval()
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-        for name, weight in model.named_parameters():
-            if ".lora_" in name:
-                weight.requires_grad_(True)
-        model.train(was_training)
 
 
 class AdaptRun(Run):
