@@ -66,6 +66,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     ),
     "serve": ("serve.command", "serve", "serve a model to many clients, with a page"),
     "bench train": ("bench.train", "bench_train", "time a training step against AR and GPT-2"),
+    "bench adapt": ("bench.adapt", "bench_adapt", "time a step of adaptation against fine-tuning"),
     "bench eval": ("bench.eval", "bench_eval", "time perplexity against the bare forward"),
     "bench decode": ("bench.decode", "bench_decode", "time generation against other models"),
     "bench prefill": ("bench.prefill", "bench_prefill", "time the pass over a prompt"),
@@ -78,7 +79,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
 }
 
 
-COMPUTING = re.compile("train|adapt|demo|generate|eval|bench (train|decode|eval|busy|products)")
+COMPUTING = re.compile("train|adapt|demo|generate|eval|bench (train|adapt|decode|eval|busy|products)")
 """Verbs whose main thread does the work, in as many threads as there are cores."""
 
 

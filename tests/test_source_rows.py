@@ -13,6 +13,7 @@ pytest.importorskip("peft")
 from convert_help import WORDS, source_model  # noqa: E402
 
 from armd import order as orders  # noqa: E402
+from armd.bench.adapt import bench_adapt  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.model.neighbor_rows import count_in_order  # noqa: E402
 from armd.runtime.processes import ProcessGroup  # noqa: E402
@@ -105,3 +106,18 @@ def test_rows_in_order_are_read_once_and_nothing_changes(
         for one, two in zip(*found, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
         assert any(g is not None and bool(g.abs().max() > 1e-3) for g in found[0][1:])
+
+
+def test_bench_adapt_compares_every_step_with_the_same_teacher(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "adapt.json"
+    bench_adapt(str(folder / "ours"), length=32, repeats=1, json_file=file)
+    rows = {(row["step"], row["teacher"]): row for row in json.loads(file.read_text())["rows"]}
+    for teacher in ("text", "source"):
+        base = rows["left to right", teacher]
+        assert base["ratio"] == base["median_ratio"] == 1
+        four = rows["S = 4", teacher]
+        assert four["ratio"] == pytest.approx(four["seconds"] / base["seconds"])
+    assert ("blanks", "text") in rows and ("blanks", "source") not in rows
+    assert capsys.readouterr().out.count("all steps as by default") == 2
