@@ -79,7 +79,9 @@ VERBS: dict[str, tuple[str, str, str]] = {
 }
 
 
-COMPUTING = re.compile("train|adapt|demo|generate|eval|bench (train|adapt|decode|eval|busy|products)")
+COMPUTING = re.compile(
+    "train|adapt|demo|generate|eval|bench (train|adapt|decode|eval|busy|products)"
+)
 """Verbs whose main thread does the work, in as many threads as there are cores."""
 
 
