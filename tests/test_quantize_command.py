@@ -12,6 +12,7 @@ import armd
 from armd import cli
 from armd.errors import ArmdError
 from armd.native import library as native
+from armd.native.linear import SkinnyLinear
 from armd.native.packed import FastLM, pack
 from armd.pretrained import load_model
 from armd.runtime.atomic_files import SUMS, new_folder
@@ -80,6 +81,35 @@ def test_what_the_rounding_costs_is_in_the_folder(source: Path, made: Path) -> N
         assert quality[name]["quantized_nats"] == pytest.approx(float(nats[1]), abs=1e-4)
         assert 0 <= quality[name]["kl"] < 0.1
     assert quality["tokens"] == 192
+
+
+def test_kinds_that_gain_most_stay_at_8_bits_where_4_cost_too_much(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """As few as are enough; the file is what is packed in memory, and says so."""
+    from armd.commands import quantize as command
+
+    words = ["--weights", "q4", "--data", str(source.parent / "text.txt"), "--windows", "3"]
+    cli.run(["quantize", str(source), str(tmp_path / "none"), *words, "--no-mixed"])
+    facts = json.loads((tmp_path / "none" / "quantized.json").read_text())
+    assert facts["kept"] == []
+    monkeypatch.setattr(command, "MOST_LOSS", most := command.cost(facts["quality"]) / 2)
+    cli.run(["quantize", str(source), str(tmp_path / "some"), *words])
+    facts = json.loads((tmp_path / "some" / "quantized.json").read_text())
+    kept = tuple(facts["kept"])
+    assert 0 < len(kept) < 6 and command.cost(facts["quality"]) <= most
+    assert f"({', '.join(kept)} at 8 bits)" in capsys.readouterr().out
+    packed, loaded = pack(load_model(source), "q4", kept=kept), load_model(tmp_path / "some")
+    assert isinstance(loaded, FastLM) and loaded.weights == "q4" and loaded.kept == kept
+    expected, found = packed.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert torch.equal(texts(packed), texts(loaded))
+    assert all(
+        part.weights == ("q8" if name.split(".")[-1] in kept else "q4")
+        for name, part in loaded.named_modules()
+        if isinstance(part, SkinnyLinear) and name.startswith("layers.")
+    )
 
 
 def test_it_writes_and_is_verified(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

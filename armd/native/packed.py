@@ -7,7 +7,7 @@ without going back to torch: of a layer (layer.c), of a whole pass (forward.c).
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -33,6 +33,8 @@ MAX_HEAD = 256
 CACHES = ("fp32", "bf16")
 """Formats of keys and values."""
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
+KINDS = (*MATRICES, "head")
+"""Of matrices; the embedding goes with the head."""
 NORMS = ("attention_norm", "mlp_norm")
 QUERIES = ("prefix", "mean", "shift", "neighbor")
 """In the order of forward.h."""
@@ -118,10 +120,13 @@ class FastLM(ArmdLM):
         usual = type(self).first_query_from_sums is ArmdLM.first_query_from_sums
         return usual and all(isinstance(part, FastLayer) and part.fits for part in self.layers)
 
+    kept: tuple[str, ...] = ()
+    """Kinds of matrices of q4 weights that are q8."""
+
     @property
     def weights(self) -> str:
         """Their format."""
-        return cast(SkinnyLinear, self.head).weights
+        return "q4" if self.kept else cast(SkinnyLinear, self.head).weights
 
     def address(self) -> NetworkWeights:
         """Where forward.c finds it."""
@@ -168,11 +173,14 @@ class FastLM(ArmdLM):
         return torch.cat([*made, rows.new_empty(0)])
 
 
-def pack(model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False) -> ArmdLM:
+def pack(
+    model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False, kept: tuple[str, ...] = ()
+) -> ArmdLM:
     """A copy of the model for decoding. It shares the norms with the original, and the embedding
-    but for q8 and q4, and holds its own matrices. `float_rows`: q8 and q4 leave rows as they are.
-    "plain" is the model itself, and so is "fp32" where it has no
-    advantage: in other precisions, or without a C compiler. On CUDA "fp32" compiles the layers."""
+    but for q8 and q4, and holds its own matrices. `float_rows`: q8 and q4 leave rows as they are;
+    `kept`: kinds of matrices (KINDS) that are q8 among q4. "plain" is the model itself, and so is
+    "fp32" where it has no advantage: in other precisions, or without a C compiler. On CUDA "fp32"
+    compiles the layers."""
     if weights not in WEIGHTS:
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
     if isinstance(model, FastLM):
@@ -191,10 +199,20 @@ def pack(model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False) -> A
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     arena = Arena()
 
-    def make(_: str, weight: Tensor, bias: nn.Parameter | None) -> SkinnyLinear:
-        return SkinnyLinear(weight, bias, weights=weights, float_rows=float_rows, arena=arena)
+    def make(name: str, weight: Tensor, bias: nn.Parameter | None) -> SkinnyLinear:
+        own = format_of(name, weights, kept)
+        return SkinnyLinear(weight, bias, weights=own, float_rows=float_rows, arena=arena)
 
-    return assemble(fast, make, packed_embedding=weights in BITS).eval()
+    return assemble(fast, make, packed_embedding=weights in BITS, kept=kept).eval()
+
+
+def format_of(name: str, weights: str, kept: Collection[str]) -> str:
+    """Of the matrix of this name."""
+    return "q8" if weights == "q4" and kind_of(name) in kept else weights
+
+
+def kind_of(name: str) -> str:
+    return name.split(".")[-1] if name.startswith("layers.") else "head"
 
 
 def assemble(
@@ -202,6 +220,7 @@ def assemble(
     make: Callable[[str, Tensor, nn.Parameter | None], SkinnyLinear],
     *,
     packed_embedding: bool,
+    kept: tuple[str, ...] = (),
 ) -> FastLM:
     """Put what `make` gives for each matrix, by its name, into the model itself."""
     for number, part in enumerate(model.layers):
@@ -219,7 +238,7 @@ def assemble(
         model.embedding = PackedEmbedding(source)  # type: ignore[assignment]
     model.__class__ = type(f"Fast{type(model).__name__}", (FastLM, type(model)), {})
     fast = cast(FastLM, model)
-    fast.head = head
+    fast.head, fast.kept = head, kept
     return fast
 
 

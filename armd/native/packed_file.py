@@ -22,7 +22,7 @@ from ..runtime.tensor_files import write_tensors
 from .huge_pages import Arena
 from .library import library
 from .linear import BITS, SkinnyLinear
-from .packed import FastLM, assemble
+from .packed import KINDS, FastLM, assemble, format_of
 from .quantize import GROUP, PANEL, panel_bytes
 
 FACTS, WEIGHTS = "quantized.json", "model.safetensors"
@@ -39,6 +39,7 @@ def save_quantized(model: FastLM, folder: Path, quality: dict[str, Any]) -> None
     facts = {
         **LAYOUT,
         "weights": model.weights,
+        "kept": list(model.kept),
         "float_rows": cast(SkinnyLinear, model.head).float_rows,
         "quality": quality,
     }
@@ -52,14 +53,17 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts = json.loads(read_text(folder / FACTS))
         weights, float_rows = facts["weights"], facts["float_rows"]
+        kept = tuple(facts.get("kept", ()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ArmdError(f"{folder / FACTS} is damaged; quantize the model again") from None
-    if {name: facts.get(name) for name in LAYOUT} != LAYOUT or weights not in BITS:
+    if {name: facts.get(name) for name in LAYOUT} != LAYOUT or not (
+        weights in BITS and set(kept) <= set(KINDS)
+    ):
         raise ArmdError(
             f"{folder} was quantized by another version of armd (layout {facts.get('version')}, "
             f"here {VERSION}); quantize the model again"
         )
-    return {**facts, "float_rows": bool(float_rows)}
+    return {**facts, "float_rows": bool(float_rows), "kept": kept}
 
 
 def load_quantized(folder: Path) -> ArmdLM:
@@ -81,15 +85,13 @@ def load_quantized(folder: Path) -> ArmdLM:
     except (OSError, SafetensorError) as error:
         raise ArmdError(f"{folder} is damaged ({error}); quantize the model again") from None
     try:
-        return _assembled(config, tensors, facts["weights"], float_rows=facts["float_rows"])
+        return _assembled(config, tensors, facts)
     except (KeyError, ValueError, RuntimeError) as error:
         why = str(error).splitlines()[-1].strip()[:160]
         raise ArmdError(f"{folder} does not fit its config.json ({why})") from None
 
 
-def _assembled(
-    config: ArmdConfig, tensors: dict[str, Tensor], weights: str, *, float_rows: bool
-) -> ArmdLM:
+def _assembled(config: ArmdConfig, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ArmdLM:
     for name, tensor in tensors.items():  # C takes them for what it expects
         if tensor.dtype != (torch.uint8 if name.endswith(".panels") else torch.float32):
             raise ValueError(f"{name} is of {tensor.dtype}")
@@ -98,15 +100,15 @@ def _assembled(
 
     def make(name: str, weight: Tensor, bias: nn.Parameter | None) -> SkinnyLinear:
         outputs, depth = weight.shape
-        panels = tensors[f"{name}.panels"]
-        shape = (-(-outputs // PANEL), panel_bytes(depth, BITS[weights]))
+        panels, own = tensors[f"{name}.panels"], format_of(name, facts["weights"], facts["kept"])
+        shape = (-(-outputs // PANEL), panel_bytes(depth, BITS[own]))
         if tuple(panels.shape) != shape:
             raise ValueError(f"{name} has other panels than {shape}")
         return SkinnyLinear.of_panels(
-            panels, bias, (outputs, depth), weights=weights, float_rows=float_rows
+            panels, bias, (outputs, depth), weights=own, float_rows=facts["float_rows"]
         )
 
-    fast = assemble(shell, make, packed_embedding=True)
+    fast = assemble(shell, make, packed_embedding=True, kept=facts["kept"])
     if config.tie_word_embeddings:
         tensors["embedding.source.panels"] = tensors["head.panels"]
     fast.load_state_dict(tensors, assign=True)
