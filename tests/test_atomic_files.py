@@ -2,6 +2,7 @@
 found."""
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from armd.errors import ArmdError
 from armd.runtime.atomic_files import (
     damaged_files,
     hash_file,
+    new_folder,
     put_folder,
     read_text,
     replace_text,
@@ -79,3 +81,20 @@ def test_what_is_no_plain_file_is_neither_waited_for_nor_written_to(tmp_path: Pa
                 read(path)
     replace_text(pipe, "ours")
     assert read_text(pipe) == "ours"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_beside_a_new_folder(tmp_path: Path, number: signal.Signals):
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as stopped, new_folder(tmp_path / "out") as aside:
+            (aside / "half").write_text("")
+            signal.raise_signal(number)
+        assert stopped.value.code == 128 + number and not list(tmp_path.iterdir())
+        assert signal.getsignal(number) == signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)  # as under nohup
+        with new_folder(tmp_path / "out"):
+            signal.raise_signal(number)
+        assert (tmp_path / "out").is_dir()
+    finally:
+        signal.signal(number, before)

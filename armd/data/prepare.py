@@ -2,12 +2,9 @@
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import tyro
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 from ..runtime.progress import progress, rate
+from ..runtime.signals import terminated_as_interrupt
 from .dataset import Dataset, open_dataset
 from .formats import Reading
 from .manifest import FORMAT, MANIFEST, write_manifest
@@ -256,24 +254,6 @@ def cores() -> int:
     """Cores this process may use, where the system tells."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-@contextmanager
-def terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM cleans up like Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        note("terminated; nothing was kept")
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def report(preparation: Preparation, dataset: Dataset, *, seconds: float) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..model.errors import ArmdError
 from .lock import locked
+from .signals import terminated_as_interrupt
 
 SUMS = "sha256.json"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -109,7 +110,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     aside = final.with_name(f".{final.name}.tmp")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it"):
+        lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
+        with terminated_as_interrupt(), lock:
             refuse_full(out)
             shutil.rmtree(aside, ignore_errors=True)
             try:
