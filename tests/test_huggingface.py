@@ -46,8 +46,8 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
     code = ["adapted_linear", "attention_inputs", "attention_parts", "causal_armd"]
     code += ["configuration_armd", "cpu_ops", "errors", "head"]
     code += ["initial_weights", "layers", "limited_attention", "modeling_armd"]
-    code += ["neighbor", "order", "padding", "plain_generation", "prefix", "sampling", "shapes"]
-    code += ["streams", "strict_model"]
+    code += ["neighbor", "neighbor_rows", "order", "padding", "plain_generation", "prefix"]
+    code += ["sampling", "shapes", "streams", "strict_model"]
     assert files == {"config.json", "model.safetensors", *(f"{name}.py" for name in code)}
 
 
