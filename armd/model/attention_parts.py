@@ -52,7 +52,8 @@ def cut_in_parts(
     """`times`: how often a row moves a key, 0 if that is not on its right; None: none is. Several
     texts are cut alike, in their own order."""
     rows = keys = None
-    moves = torch.where(seen, 0 if times is None else times, -1)
+    few = torch.int16  # a quarter of what indices take: there are rows times keys of them
+    moves = torch.where(seen, 0 if times is None else times.to(few), -1).to(few)
     cut = _cut(moves)
     if times is not None and len(times) == 1:
         # the further left, the more keys are on the right of a row, and the fewer rows on the left

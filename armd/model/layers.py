@@ -87,9 +87,13 @@ def right_keys(
     distance = keys_at[:, None] - rows_at[..., None]
     if not config.right_offset:
         return RightKeys((distance > 0).int(), None)
-    times = distance.clamp(min=0).add(config.right_offset - 1) // config.right_offset
-    moves = torch.arange(1, int(times.max()) + 1, device=times.device) * config.right_offset
-    return RightKeys(times.int(), rope_cos_sin(moves[None], config)[0])
+    most = -(-int(distance.max()) // config.right_offset)
+    moves = torch.arange(1, max(0, most) + 1, device=distance.device) * config.right_offset
+    # a key that is further away than k moves is moved once more; a division would take long
+    times = torch.zeros_like(distance, dtype=torch.int32)
+    for before in range(most):
+        times += distance > before * config.right_offset
+    return RightKeys(times, rope_cos_sin(moves[None], config)[0])
 
 
 def rope_cos_sin(position: Int[Tensor, "b n"], config: ArmdConfig) -> Float[Tensor, "b n half 2"]:
