@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import tyro
 
 from ..eval.results import table
 
+REST = 0.25
+"""Seconds before each side where there are peers: threads of some spin for 0.2 s for more work."""
 READINGS = 64
 """Sums over memory, one after the other, that its speed is read off."""
 
@@ -90,7 +93,7 @@ def bench_decode(
     from ..runtime.device import find_device
     from ..runtime.memory import keep_freed_memory
     from ..runtime.threads import pin_threads
-    from .timing import check_positive, numbers
+    from .timing import PAUSE, check_positive, numbers
 
     check_positive(streams=streams, vocabulary=vocabulary, threads=threads, repeats=repeats)
     check_positive(length=length, passes=passes or None)
@@ -118,7 +121,8 @@ def bench_decode(
 
             sides |= llama_sides(config, batch, length=length, passes=passes, model=model)
             sides |= ctranslate2_sides(config, batch, length=length, passes=passes)
-        found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where)
+        rest = REST if peers else PAUSE
+        found, bandwidth = measure(sides, length, batch, repeats=repeats, device=where, rest=rest)
         print(f"memory reads at {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
         show(found)
         rows += found
@@ -186,7 +190,7 @@ def baseline_sides(config: Any, batch: int, device: Any, *, passes: int) -> dict
 
 
 def measure(
-    sides: dict[str, Side], length: int, batch: int, *, repeats: int, device: Any
+    sides: dict[str, Side], length: int, batch: int, *, repeats: int, device: Any, rest: float
 ) -> tuple[list[Row], float]:
     """All sides and memory itself in turn, `repeats` times, after a turn that warms up and sees how
     much memory each takes. Memory is read for about as long as a side runs: one quick reading more
@@ -202,7 +206,10 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
         read = timed(lambda: [reader() for _ in range(READINGS)], device) / READINGS
-        taken = {name: side.run() * side.scale for name, side in sides.items()}
+        taken = {}
+        for name, side in sides.items():
+            time.sleep(rest)
+            taken[name] = side.run() * side.scale
         if turn:  # the first warms up
             reads.append(read)
             for name, seconds in taken.items():
