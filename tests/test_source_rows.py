@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 from convert_help import WORDS, source_model  # noqa: E402
 
 from armd import order as orders  # noqa: E402
-from armd.bench.adapt import bench_adapt  # noqa: E402
+from armd.bench.adapt import Row, bench_adapt, default_mix  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.model.neighbor_rows import count_in_order  # noqa: E402
 from armd.runtime.processes import ProcessGroup  # noqa: E402
@@ -121,3 +121,12 @@ def test_bench_adapt_compares_every_step_with_the_same_teacher(
         assert four["ratio"] == pytest.approx(four["seconds"] / base["seconds"])
     assert ("blanks", "text") in rows and ("blanks", "source") not in rows
     assert capsys.readouterr().out.count("all steps as by default") == 2
+
+
+def test_a_mean_step_has_the_shares_of_the_default() -> None:
+    seconds = {"left to right": 2.0, "S = 2": 3.0, "S = 4": 4.0, "S = 4 after a prompt": 3.0}
+    seconds |= {"S = 8": 6.0, "blanks": 5.0}
+    rows = [Row(name, "text", took, took, 0, 0) for name, took in seconds.items()]
+    streams = (3 * (3 + 4) + 6) / 7 * (1 - 0.5 * 0.25)
+    found = default_mix(rows, "text", (2, 2, 2, 4, 4, 4, 8))
+    assert found == pytest.approx((0.7 * streams + 0.3 * 5) / 2)

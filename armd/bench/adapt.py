@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,6 @@ STEPS = {
     "S = 4 after a prompt": Stage("strided", 4, prompt=0.25),
     "blanks": Stage("infill", Adapting.infill_span),
 }
-SHARES = {"S = 2": 3 / 7, "S = 4": 3 / 7, "S = 8": 1 / 7}
-"""How often a step that is not of blanks has so many streams, by default."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +79,24 @@ def bench_adapt(
     header = ["step", "teacher", "s", "median", "x left to right", "median"]
     cells = [[r.step, r.teacher, *(f"{x:.2f}" for x in list(asdict(r).values())[2:])] for r in rows]
     print(table(header, cells))
+    streams = trainers[True].recipe.curriculum.streams
     for teacher in ("text", "source"):
-        print(f"all steps as by default, {teacher}: {default_mix(rows, teacher):.2f}")
+        print(f"all steps as by default, {teacher}: {default_mix(rows, teacher, streams):.2f}")
     if json_file is not None:
         found = {"length": length, "rows": [asdict(row) for row in rows]}
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def default_mix(rows: list[Row], teacher: str) -> float:
-    """Seconds of an average step with armd adapt's own shares, over left to right by this teacher.
-    Streams after a prompt of a quarter, the mean of those drawn, were timed with S = 4."""
+def default_mix(rows: list[Row], teacher: str, streams: Sequence[int]) -> float:
+    """Seconds of an average step with armd adapt's own shares, over left to right by this teacher;
+    `streams` are drawn with equal chances. After a prompt of a quarter, the mean of those drawn,
+    S = 4 was timed, and the others are taken to save as much."""
     taken = {(r.step, r.teacher): r.seconds for r in rows}
     blanks, prompts = Adapting.p_infill, Adapting.p_prompt
-    whole = sum(share * taken[name, teacher] for name, share in SHARES.items())
+    whole = sum(taken[f"S = {count}", teacher] for count in streams) / len(streams)
     saved = 1 - taken["S = 4 after a prompt", teacher] / taken["S = 4", teacher]
-    streams = whole * (1 - prompts * saved)
-    return ((1 - blanks) * streams + blanks * taken["blanks", "text"]) / taken[
-        "left to right", teacher
-    ]
+    mean = (1 - blanks) * whole * (1 - prompts * saved) + blanks * taken["blanks", "text"]
+    return mean / taken["left to right", teacher]
 
 
 def _trainer(model: str, length: int, folder: Path, exact: bool) -> AdaptTrainer:

@@ -66,13 +66,13 @@ def quantize(job: Quantization) -> None:
         if text is not None and job.weights == "q4" and job.mixed and cost(quality) > MOST_LOSS:
             packed, quality = with_some_kept(model, text, quality)
         if text is not None and quality["rows_cost"] > ROW_LOSS:
-            kept = cast(FastLM, packed).kept
-            packed = pack(model, job.weights, float_rows=True, kept=kept)
+            eight = cast(FastLM, packed).kept
+            packed = pack(model, job.weights, float_rows=True, kept=eight)
             quality |= {"rows_cost_before": quality["rows_cost"], **measure(model, packed, text)}
         save_quantized(cast(FastLM, packed), aside, quality)
         for file in folder.iterdir():  # the tokenizer's files, and no code: it loads with armd
-            kept = file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != SUMS
-            if kept and file.is_file() and not (aside / file.name).exists():
+            ours = file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != SUMS
+            if ours and file.is_file() and not (aside / file.name).exists():
                 refuse_link(file)
                 shutil.copyfile(file, aside / file.name)
         write_sums(aside)
