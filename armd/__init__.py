@@ -11,8 +11,8 @@ from .runtime.post_import import after_import
 if TYPE_CHECKING:
     from . import order as order
     from .generation.api import generate as generate
-    from .generation.api import infill as infill
     from .generation.api import stream as stream
+    from .infilling import infill as infill
     from .model.configuration_armd import ArmdConfig as ArmdConfig
     from .model.errors import ArmdError as ArmdError
     from .model.likelihood import any_order as any_order
@@ -29,7 +29,7 @@ _WHERE = {
     "Order": "model.order",
     "any_order": "model.likelihood",
     "generate": "generation.api",
-    "infill": "generation.api",
+    "infill": "infilling",
     "load": "text_model",
     "log_likelihood": "model.likelihood",
     "loss": "model.likelihood",

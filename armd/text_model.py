@@ -90,7 +90,7 @@ class TextModel:
         import torch
 
         from .data.template import fill_in
-        from .generation.api import infill
+        from .infilling import infill
 
         generator = _generator(seed)
         several = [lengths] if isinstance(lengths, int) else lengths

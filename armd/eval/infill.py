@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .load_model import Loaded
 
 SHARES = (0.1, 0.3, 0.5)
+MOST_CANDIDATES = 1024
 
 
 def eval_infill(
@@ -31,6 +32,7 @@ def eval_infill(
     seed: int = 0,
     batch: int = 8,
     fill: bool = False,
+    candidates: int = 1,
     tokenizer: str | None = None,
     device: str | None = None,
     precision: Literal["float32", "bfloat16"] = "float32",
@@ -47,6 +49,7 @@ def eval_infill(
         seed: Of the choice of blanks, the same for every model.
         batch: Windows at a time.
         fill: Also fill the spans greedily: ROUGE-L and how many are exactly the text.
+        candidates: Also with so many candidates for each span: at least so much is gained.
         tokenizer: Its folder or name, if the model's folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
         precision: Of weights and arithmetic; probabilities are float64.
@@ -61,6 +64,8 @@ def eval_infill(
     length = window or min(1024, loaded.model.config.max_length)
     if windows < 1 or batch < 1:
         raise ArmdError("--windows and --batch must be at least 1")
+    if not 1 <= candidates <= MOST_CANDIDATES:
+        raise ArmdError(f"--candidates {candidates} must be between 1 and {MOST_CANDIDATES}")
     if length < 2:
         raise ArmdError(f"a window of {length} tokens has no two sides; raise --window")
     rows = token_windows(loaded, one_text(data), length, windows)
@@ -70,6 +75,8 @@ def eval_infill(
             figures = infilling(loaded, rows, kind=kind, share=share, seed=seed, batch=batch)
             if fill and kind == "spans":
                 add_fills(figures, loaded, rows, share=share, seed=seed)
+            if candidates > 1 and kind == "spans":
+                add_candidates(figures, loaded, rows, count=candidates, seed=seed)
             settings = {"model": model, "data": data, "window": length, "seed": seed}
             results.append(
                 {**settings, "weights": loaded.fingerprint, "config": loaded.config, **figures}
@@ -153,6 +160,18 @@ def add_fills(
         figures[name] |= found
 
 
+def add_candidates(
+    figures: dict[str, Any], loaded: Loaded, rows: list[list[int]], *, count: int, seed: int
+) -> None:
+    """What so many candidates for each of these spans gain, at least."""
+    from ..checked_pack import pack_checked
+    from .infill_candidates import gained
+
+    blank, fast = hidden_in(rows, "spans", figures["share"], seed), pack_checked(loaded.model)
+    options = {"candidates": count, "seed": seed}
+    figures["candidates"] = gained(loaded.model, fast, rows, blank, **options)
+
+
 def shown(results: list[dict[str, Any]]) -> str:
     header = ["blanks", "share", "tokens", "ppl left", "ppl both", "nats gained"]
     header += ["accuracy left", "both", "exact match left", "both"]
@@ -180,10 +199,18 @@ def shown(results: list[dict[str, Any]]) -> str:
         f"{result['left']['exact_fills']:.4f}, both {result['both']['exact_fills']:.4f}"
         for result in filled
     ]
+    chosen = [
+        f"one of {result['candidates']['count']} candidates for each span, {result['share']:.0%} "
+        f"blank: at least {result['candidates']['nats_gained']:.4f} nats gained, error "
+        f"{result['candidates']['error']:.4f}"
+        for result in results
+        if "candidates" in result
+    ]
     return "\n".join(
         [
             table(header, rows),
             *fills,
+            *chosen,
             f"{first['windows']} windows of {first['window']} tokens, seed {first['seed']}; exact "
             "log-likelihood of the blanks, one by one: left, given all that stands before each; "
             "both, given all known tokens and the earlier blanks",

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from ..generation.api import generate, infill
+from ..generation.api import generate
+from ..infilling import infill
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Bool, Int, Tensor
 

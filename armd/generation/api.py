@@ -1,5 +1,5 @@
-"""Generation: `generate`, `infill` and `stream`, which draw block after block, one forward pass
-each, in any order."""
+"""Generation: `generate` and `stream`, which draw block after block, one forward pass each, in any
+order."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -59,17 +59,10 @@ def generate(
 ) -> Int[Tensor, "b n"]:
     """Continue prompts to `length` tokens; (batch, length) ids, prompts included. Options as for
     `stream`: streams, order, temperature, top_p, generator, eos ..."""
-    return _complete(model, partial(from_prompts, prompt, length=length), **options)
+    return complete(model, partial(from_prompts, prompt, length=length), **options)
 
 
-def infill(
-    model: ArmdLM, tokens: Int[Tensor, "b n"], known: Bool[Tensor, "*b n"], **options: Any
-) -> Int[Tensor, "b n"]:
-    """Fill the blanks, where `known` is False; everything known stays as it is."""
-    return _complete(model, partial(from_blanks, tokens, known), **options)
-
-
-def _complete(
+def complete(
     model: ArmdLM,
     plan: Callable[..., list[DecodePlan]],
     *,
@@ -79,6 +72,7 @@ def _complete(
     eos: int | None = None,
     **sampling: Any,
 ) -> Int[Tensor, "b n"]:
+    """All tokens of the sequences that a plan makes of `streams` or an `order`."""
     plans, chosen = plan(streams=streams, order=order), Sampling(**sampling)
     sequences = make_sequences(model, plans, chosen, generator=generator, eos=eos)
     for _ in decode(model, sequences):

@@ -1,0 +1,155 @@
+"""Several candidates for a blank: their weights are ratios of exact likelihoods, what is kept comes
+to the left-to-right model's own distribution, and what is said of it is a lower bound."""
+
+from itertools import product
+from math import log
+
+import pytest
+import torch
+from eval_models import VOCABULARY, tiny_armd
+
+import armd
+from armd.errors import ArmdError
+from armd.eval.infill_candidates import least_log_p
+from armd.generation.sampling import Sampling
+from armd.infilling import BEHIND, Blank, blanks_of, draw_candidates
+from armd.native import library as native
+from armd.native.packed import pack
+from armd.runtime.seeds import seeded
+
+compiled = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+KINDS = {
+    "prefix": {},
+    "neighbor": {"query": "neighbor"},
+    "converted": {"query": "neighbor", "right_offset": 16, "right_bias": True, "adapter_rank": 2},
+}
+N = 14
+GAPS = [[0, 1], [5, 6, 7], [13]]
+
+
+def case(kind: str) -> tuple[armd.ArmdLM, list[int], list[bool]]:
+    model = tiny_armd(**KINDS[kind])
+    text = torch.randint(VOCABULARY, (N,), generator=seeded(3)).tolist()
+    return model, text, [not any(at in gap for gap in GAPS) for at in range(N)]
+
+
+def whole_log_p(model: armd.ArmdLM, text: list[int], order: armd.Order) -> torch.Tensor:
+    """In natural order, by one pass over the whole text."""
+    with torch.no_grad():
+        logp = armd.log_likelihood(model, torch.tensor([text]), order)[0].double()
+    return logp[order.rows(1).inverse()[0]]
+
+
+def test_blanks_are_the_unknown_runs_and_end_before_the_next():
+    known = [not any(at in gap for gap in GAPS) for at in range(N)]
+    assert blanks_of(known) == [Blank(0, 2, 5), Blank(5, 8, 13), Blank(13, 14, 14)]
+    assert blanks_of([True] * 4) == []
+    long = [True, False, *[True] * 100]
+    assert blanks_of(long) == [Blank(1, 2, 2 + BEHIND)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=compiled)])
+@pytest.mark.parametrize("number", range(3))
+def test_a_weight_is_left_to_right_over_as_drawn(kind, packed, number, unchecked):
+    model, text, known = case(kind)
+    for gap in GAPS[:number]:
+        for at in gap:
+            known[at] = True
+    blank = blanks_of(known)[0]
+    hidden = [token if there else 0 for token, there in zip(text, known, strict=True)]
+    options = {"sampling": Sampling(), "generator": seeded(1), "given": text}
+    fast = pack(model) if packed else model
+    found = draw_candidates(fast, hidden, known, blank, 5, **options)
+    fills = [found.texts[k][blank.start : blank.end] for k in range(5)]
+    assert fills[-1] == text[blank.start : blank.end]
+    there = torch.tensor(known)
+    for number, fill in enumerate(fills):
+        filled = list(text)
+        filled[blank.start : blank.end] = fill
+        # what is blank besides comes last, so that its tokens change nothing
+        drawn = whole_log_p(model, filled, armd.order.infill(there))[blank.start : blank.end]
+        assert found.drawn[number] == pytest.approx(drawn.sum().item(), abs=1e-3)
+        left = whole_log_p(model, filled, armd.order.left_to_right(N))[blank.start : blank.behind]
+        weight = left.sum().item() - drawn.sum().item()
+        assert found.weight[number] == pytest.approx(weight, abs=2e-3)
+        others = [at for at in range(N) if not blank.start <= at < blank.end]
+        assert [found.texts[number][at] for at in others] == [hidden[at] for at in others]
+
+
+@compiled
+def test_reading_what_is_given_once_changes_no_candidate(unchecked):
+    """The torch form reads it for each of them."""
+    model, text, known = case("converted")
+    blank, fast = blanks_of(known)[0], pack(model)
+    sides = [
+        draw_candidates(one, text, known, blank, 40, sampling=Sampling(), generator=seeded(7))
+        for one in (model, fast)
+    ]
+    assert sides[0].texts == sides[1].texts
+    assert torch.allclose(sides[0].weight, sides[1].weight, atol=2e-3)
+    assert len({tuple(text) for text in sides[0].texts}) > 20
+
+
+def two_of_four() -> tuple[armd.ArmdLM, list[int], list[bool], dict[tuple[int, ...], torch.Tensor]]:
+    """A blank of two tokens of a vocabulary of three; for each fill log q and log w."""
+    model = tiny_armd(vocab_size=3, query="neighbor")
+    text, known = [2, 0, 0, 1, 0], [True, False, False, True, True]
+    found = {}
+    for fill in product(range(3), repeat=2):
+        filled = [2, *fill, 1, 0]
+        drawn = whole_log_p(model, filled, armd.order.infill(torch.tensor(known)))[1:3].sum()
+        left = whole_log_p(model, filled, armd.order.left_to_right(5))[1:].sum()
+        found[fill] = torch.stack([drawn, left - drawn])
+    return model, text, known, found
+
+
+@compiled
+def test_with_many_candidates_fills_are_as_left_to_right_knows_both_sides(unchecked):
+    model, text, known, found = two_of_four()
+    drawn, weight = torch.stack(list(found.values())).T
+    aim, one = (drawn + weight).softmax(0), drawn.exp()
+    rows, fast = 500, pack(model)
+    tokens, there = torch.tensor([text]).expand(rows, -1), torch.tensor(known)
+
+    def frequencies(candidates: int) -> torch.Tensor:
+        filled = armd.infill(fast, tokens, there, candidates=candidates, generator=seeded(5))
+        places = [list(found).index((a, b)) for a, b in filled[:, 1:3].tolist()]
+        assert filled[:, [0, 3, 4]].eq(tokens[:, [0, 3, 4]]).all()
+        return torch.bincount(torch.tensor(places), minlength=9) / rows
+
+    def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+        return (a - b).abs().sum().item() / 2
+
+    assert apart(aim, one) > 0.2  # or nothing would be shown
+    assert apart(frequencies(1), one) < 0.08
+    assert apart(frequencies(24), aim) < 0.1
+
+
+@compiled
+def test_what_is_said_of_candidates_is_at_most_their_log_probability(unchecked):
+    """Two candidates, all pairs enumerated."""
+    model, _, known, found = two_of_four()
+    drawn, weight = torch.stack(list(found.values())).T
+    kept = (weight[:, None] - torch.logaddexp(weight[:, None], weight)).exp()
+    exact = 2 * (drawn.exp()[:, None] * drawn.exp() * kept).sum(1)
+    assert exact.sum().item() == pytest.approx(1, abs=1e-5)
+    bound = drawn + log(2) + (drawn.exp() * kept.log()).sum(1)
+    assert (bound <= exact.log() + 1e-9).all()
+    fast, blank = pack(model), ~torch.tensor(known)
+    for number, fill in list(enumerate(found))[::3]:
+        options = {"candidates": 2, "generator": seeded(number)}
+        filled = torch.tensor([2, *fill, 1, 0])
+        said = [least_log_p(fast, filled, blank, **options)[0] for _ in range(200)]
+        mean, error = torch.tensor(said).mean(), torch.tensor(said).std() / 200**0.5
+        assert abs(mean - bound[number]) < 4 * error + 1e-4
+
+
+def test_candidates_that_cannot_be_are_refused(unchecked):
+    model, text, known = case("neighbor")
+    tokens, there = torch.tensor([text]), torch.tensor(known)
+    for wrong in (0, -1):
+        with pytest.raises(ArmdError, match="candidates"):
+            armd.infill(model, tokens, there, candidates=wrong)
+    with pytest.raises(TypeError, match="order"):
+        armd.infill(model, tokens, there, candidates=2, order=armd.order.left_to_right(N))
