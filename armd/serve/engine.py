@@ -2,14 +2,15 @@
 
 It has a number of slots, each with a KV cache of its own (continuous batching). Between two steps
 finished and cancelled sequences leave their slots, and waiting ones take them: their prompts enter
-with the next pass, beside the blocks of the others. A sequence's random numbers are its own, and a
-pass shares nothing but products row by row, so everyone gets the text they would get alone.
+with the next passes, in parts, beside the blocks of the others. A sequence's random numbers are its
+own, and a pass shares nothing but products row by row, so everyone gets the text they would get
+alone.
 """
 
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from ..native.library import release_threads
 from .cache_pool import CachePool, threads_for
 from .events import Callback, Ended, Event, Failed, StepEvent
 from .metrics import Metrics
+from .prefill import begin, keep_prompt, share_pass
 from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
 
@@ -90,7 +92,8 @@ class Engine:
         end. With `later`, an engine at rest is woken by what is handed to it."""
         with self.wake:
             self._check(len(requests))
-            scheduled = [ScheduledRequest(request, time.monotonic()) for request in requests]
+            now, one = time.monotonic(), object()
+            scheduled = [ScheduledRequest(request, now, one) for request in requests]
             self.waiting.extend(scheduled)
         later(self._wake)
         return scheduled
@@ -177,10 +180,18 @@ class Engine:
                 self.wake.wait(pause)
             self._expire(time.monotonic())
             while self.waiting and self.pool.free:
-                entry = self.waiting.popleft()
+                entry = self._next_waiting()
                 entry.cache = self.pool.free.pop()
                 self.active.append(entry)
         return True
+
+    def _next_waiting(self) -> ScheduledRequest:
+        """Of the request with the fewest slots, and of those the first: a request of many sequences
+        does not keep others waiting for all of them."""
+        slots = Counter(id(entry.together) for entry in self.active)
+        entry = min(self.waiting, key=lambda entry: slots[id(entry.together)])
+        self.waiting.remove(entry)
+        return entry
 
     def _expire(self, now: float) -> None:
         """End what has had its time, drop what nobody waits for."""
@@ -240,11 +251,12 @@ class Engine:
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
         start = time.perf_counter()
-        if any(entry.sequence is None for entry in self.active):
+        if any(entry.sequence is None or not entry.sequence.step for entry in self.active):
             self._deliver()  # a prompt may take long
-        for entry in list(self.active):
-            self._begin(entry)
-        scheduled = list(self.active)
+            for entry in list(self.active):
+                self._begin(entry)
+            share_pass(self.active)
+        scheduled = [entry for entry in self.active if entry.sequence]
         if not scheduled:
             return
         sequences = [entry.sequence for entry in scheduled if entry.sequence]
@@ -257,6 +269,8 @@ class Engine:
         for entry, sequence, result in zip(scheduled, sequences, results, strict=True):
             if isinstance(result, Exception):
                 self._finish(entry, Failed(repr(result)))
+            elif not sequence.step:
+                keep_prompt(self.pool, entry, sequence)
             elif not entry.cancelled:
                 self._emit(entry, sequence, result)
         seconds = time.perf_counter() - start
@@ -267,19 +281,8 @@ class Engine:
         self.last_pass = time.monotonic()
 
     def _begin(self, entry: ScheduledRequest) -> None:
-        if entry.sequence is not None or entry.cache is None:
-            return
-        request = entry.request
         try:
-            entry.sequence = Sequence(
-                self.model,
-                request.plan,
-                self.pool.clear(entry.cache),
-                sampling=request.sampling,
-                generator=request.generator,
-                eos=request.eos,
-                top_logprobs=request.top_logprobs,
-            )
+            begin(self.model, self.pool, entry)
         except Exception as error:  # one request's failure is not the others'
             self._finish(entry, Failed(repr(error)))
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..generation.sampling import Sampling
     from ..generation.sequence import Sequence
     from .events import Callback
+    from .prefill import SharedPrompt
 
 
 class QueueFull(Exception):
@@ -41,6 +42,8 @@ class GenerationRequest:
     """How many of the most probable tokens to report with each token."""
     deadline: float = math.inf
     """time.monotonic() after which it ends with what it has."""
+    prompt: SharedPrompt | None = None
+    """What it is given, if other sequences are given the same."""
 
 
 @dataclass(eq=False)
@@ -49,6 +52,8 @@ class ScheduledRequest:
 
     request: GenerationRequest
     arrived: float
+    together: object
+    """The same for all sequences of one request."""
     sequence: Sequence | None = None
     cache: KVCache | None = None
     """Its slot's."""
