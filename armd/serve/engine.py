@@ -10,7 +10,7 @@ alone.
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
@@ -28,20 +28,14 @@ from .cache_pool import CachePool, threads_for
 from .events import Callback, Ended, Event, Failed, StepEvent
 from .metrics import Metrics
 from .prefill import begin, keep_prompt, share_pass
-from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown
+from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
+from .shares import Shares
 
 FLUSH_INTERVAL = 0.002
 """Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
 together. The first of a text, and its end, go at once; nothing waits for an exclusive call or a
 prompt."""
-
-PASSES_SHARE = 4.0
-"""Seconds of passes for each second of scoring, while there is work of both kinds."""
-
-TURNAROUND = 0.02
-"""Seconds after a pass in which the next texts of those who were served are still expected. Clients
-that end together leave no text to write for a moment, which must not be a turn of scoring."""
 
 
 class Engine:
@@ -65,10 +59,7 @@ class Engine:
         self.metrics = Metrics()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.scores = ScoreQueue()
-        self.owed = 0.0
-        """Seconds of passes that come before the next texts are scored."""
-        self.last_pass = -math.inf
+        self.scores, self.shares = ScoreQueue(), Shares()
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
@@ -158,8 +149,11 @@ class Engine:
                 if self.active:
                     self._step()
                 self._score()
-                if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
-                    self._deliver()
+                self._deliver_if_due()
+
+    def _deliver_if_due(self) -> None:
+        if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
+            self._deliver()
 
     def _deliver(self) -> None:
         """Flush the outbox."""
@@ -169,29 +163,26 @@ class Engine:
                 self.deliver(outbox)
 
     def _admit(self) -> bool:
-        """Wait for work, clear the slots and give them to waiting requests; False at the end."""
+        """Wait for work, and fill the slots; False at the end."""
         with self.wake:
             while not (self.active or self.waiting or self.exclusive):
-                pause = self._pause() if self.scores.waiting else None
+                pause = self.shares.pause() if self.scores.waiting else None
                 if pause == 0:
                     break
                 if self.stopping and pause is None:
                     return False
                 self.wake.wait(pause)
-            self._expire(time.monotonic())
-            while self.waiting and self.pool.free:
-                entry = self._next_waiting()
-                entry.cache = self.pool.free.pop()
-                self.active.append(entry)
+            self._fill_slots()
         return True
 
-    def _next_waiting(self) -> ScheduledRequest:
-        """Of the request with the fewest slots, and of those the first: a request of many sequences
-        does not keep others waiting for all of them."""
-        slots = Counter(id(entry.together) for entry in self.active)
-        entry = min(self.waiting, key=lambda entry: slots[id(entry.together)])
-        self.waiting.remove(entry)
-        return entry
+    def _fill_slots(self) -> None:
+        """Clear the slots and give them to waiting requests."""
+        self._expire(time.monotonic())
+        while self.waiting and self.pool.free:
+            entry = next_of(self.waiting, self.active)
+            self.waiting.remove(entry)
+            entry.cache = self.pool.free.pop()
+            self.active.append(entry)
 
     def _expire(self, now: float) -> None:
         """End what has had its time, drop what nobody waits for."""
@@ -231,22 +222,29 @@ class Engine:
             future.set_exception(error)
 
     def _score(self) -> None:
-        """A batch of texts to be scored, if it is their turn: by time, so that many or long ones
-        take no more from the texts being generated than few."""
-        if not self.scores.waiting or (self.owed > 0 and (self.active or self._pause())):
+        """A batch of texts to be scored, if it is their turn."""
+        shares = self.shares
+        if not self.scores.waiting or (shares.owed > 0 and (self.active or shares.pause())):
             return
         self._deliver()  # it may take long
         with self.wake:
             batch = self.scores.take()
         if batch:
-            start = time.perf_counter()
-            self.scores.run(self.model, batch)
-            self.owed = PASSES_SHARE * (time.perf_counter() - start)
+            shares.scored(self.scores.run(self.model, batch, self._turn))
 
-    def _pause(self) -> float:
-        """Seconds for which scoring waits for texts to be written."""
-        left = self.last_pass + TURNAROUND - time.monotonic()
-        return max(0.0, left) if self.owed > 0 else 0.0
+    def _turn(self, seconds: float) -> None:
+        """In the middle of scoring, after so many seconds of it: the passes that are owed."""
+        self.shares.scored(seconds)
+        while self.shares.owed > 0:
+            with self.wake:
+                self._fill_slots()
+            if not self.active:
+                break
+            self._step()
+            self._deliver_if_due()
+        self._deliver()  # scoring goes on
+        if time.monotonic() >= self.cut_at:
+            raise ShuttingDown("the server is shutting down")
 
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
@@ -277,8 +275,7 @@ class Engine:
         self.metrics.passes += 1
         self.metrics.rows += len(scheduled)
         self.metrics.busy_seconds += seconds
-        self.owed -= seconds
-        self.last_pass = time.monotonic()
+        self.shares.passed(seconds)
 
     def _begin(self, entry: ScheduledRequest) -> None:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,3 +61,12 @@ class ScheduledRequest:
     """Its slot's."""
     cancelled: bool = False
     """Nobody waits for it any more."""
+
+
+def next_of(
+    waiting: Iterable[ScheduledRequest], active: Iterable[ScheduledRequest]
+) -> ScheduledRequest:
+    """Which of the waiting ones has the next slot: of the request with the fewest slots the first,
+    so that a request of many sequences does not keep others waiting for all of them."""
+    slots = Counter(id(entry.together) for entry in active)
+    return min(waiting, key=lambda entry: slots[id(entry.together)])
