@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
@@ -61,3 +62,11 @@ def test_figures_replace_figures_alone(word: str, name: str, tmp_path: Path) -> 
         return check_figures(words)
     with pytest.raises(ArmdError, match="holds no figures"):
         check_figures(words)
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "figures.json"
+    os.mkfifo(pipe)
+    with pytest.raises(ArmdError, match="named pipe"):
+        check_figures(["plan", "mini", "--json", str(pipe)])
+    check_figures(["plan", "mini", "--json", "/dev/stdout"])
