@@ -18,8 +18,8 @@ from armd.generation.decoder import Decoder
 from armd.generation.kv_cache import KVCache, make_cache
 from armd.generation.native_backend import NativeDecoder
 from armd.generation.plan import DecodePlan, completing, from_blanks, from_prompts
-from armd.generation.sampling import Sampling
 from armd.generation.sequence import Sequence
+from armd.model.sampling import Sampling
 from armd.native import library as native
 from armd.native import packed as fast
 from armd.runtime.seeds import seeded
@@ -112,7 +112,7 @@ def test_a_step_in_c_is_the_step_in_torch(
                 Decoder(side).step([sequences[i] for i in going])
             for i in going:
                 one, other = ours[i], theirs[i]
-                at = one.last_positions
+                at = one.plan.position[slice(*one.plan.step_ends[one.step - 1 : one.step + 1])]
                 found, expected = ([s.logp[p] for p in at] for s in (one, other))
                 assert found == pytest.approx(expected, abs=2e-3 if d_head > 32 else 5e-4)
                 other.tokens[:] = one.tokens  # whatever rounding made of a draw

@@ -12,7 +12,7 @@ from test_serve_scores import held
 
 import armd
 from armd.generation.plan import from_blanks
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.native import library as native
 from armd.runtime.seeds import seeded
 from armd.serve.engine import Engine, GenerationRequest, QueueFull, ShuttingDown

@@ -8,7 +8,7 @@ from serving import writer
 
 import armd
 from armd.generation.plan import from_prompts
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.runtime.seeds import seeded
 from armd.serve import score_batches, shares
 from armd.serve.engine import Engine, GenerationRequest, ShuttingDown

@@ -19,9 +19,9 @@ from .generate_options import Writing, check, check_out, opened, requested, samp
 if TYPE_CHECKING:
     from ..baselines.base import Baseline
     from ..data.tokenizer import TextTokenizer
-    from ..generation.sampling import Sampling
     from ..generation.sequence import Sequence
     from ..model.modeling_armd import ArmdLM
+    from ..model.sampling import Sampling
     from ..runtime.processes import ProcessGroup
 
 MATCHED = 16  # texts over which --match-entropy takes its mean

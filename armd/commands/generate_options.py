@@ -14,7 +14,7 @@ from .generate_inputs import Request, from_prompts, from_template, read_prompts
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
-    from ..generation.sampling import Sampling
+    from ..model.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Writing:
 
 
 def sampling_of(job: Writing) -> Sampling:
-    from ..generation.sampling import Sampling
+    from ..model.sampling import Sampling
 
     return Sampling(
         temperature=job.temperature,

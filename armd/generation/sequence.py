@@ -10,10 +10,10 @@ import torch
 
 from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
+from ..model.sampling import NOT_FINITE, Sampling
 from .kv_cache import KVCache
 from .outputs import StepResult, TokenOutput, TopLogprob
 from .plan import DecodePlan, check
-from .sampling import NOT_FINITE, Sampling
 
 
 class Sequence:
@@ -83,12 +83,6 @@ class Sequence:
     def next_positions(self) -> list[int]:
         ends = self.plan.step_ends
         return self.plan.position[ends[self.step] : ends[self.step + 1]]
-
-    @property
-    def last_positions(self) -> list[int]:
-        """Those of its last step; before the first, those of the prefill."""
-        step, ends = self.step, self.plan.step_ends
-        return self.plan.position[ends[step - 1] if step else 0 : ends[step]]
 
     def read_at_most(self, tokens: int) -> bool:
         """Let the next pass, if it is one of the prefill, have about so many given tokens; whether

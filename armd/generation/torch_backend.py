@@ -14,10 +14,10 @@ from ..model.adapted_linear import taken
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
+from ..native.sample import draw
 from .kv_cache import CacheWindow
 from .outputs import StepResult, TopLogprob
 from .query_rows import GroupRows
-from .sampling import draw
 from .sequence import Sequence
 
 

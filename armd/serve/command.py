@@ -204,7 +204,7 @@ def warm_up(service: Service) -> None:
     import torch
 
     from ..generation.plan import from_prompts
-    from ..generation.sampling import Sampling
+    from ..model.sampling import Sampling
     from .events import Failed, StepEvent
     from .metrics import Metrics
     from .requests import GenerationRequest

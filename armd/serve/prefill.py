@@ -82,9 +82,7 @@ def begin(model: ArmdLM, pool: CachePool, entry: ScheduledRequest) -> None:
         top_logprobs=request.top_logprobs,
     )
     if prompt and prompt.state is not None and source is not None:
-        sides = zip([*cache.keys, *cache.values], [*source.keys, *source.values], strict=True)
-        for mine, theirs in sides:
-            mine[:, : prompt.slots] = theirs[:, : prompt.slots]
+        cache.take(source, prompt.slots)
         cache.prefix_state.copy_(prompt.state)
         cache.prefix_rows, sequence.read = prompt.prefix_rows, prompt.slots
         pool.held[id(cache)] = (cache, prompt)

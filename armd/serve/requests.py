@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from ..generation.kv_cache import KVCache
     from ..generation.plan import DecodePlan
-    from ..generation.sampling import Sampling
     from ..generation.sequence import Sequence
+    from ..model.sampling import Sampling
     from .events import Callback
     from .prefill import SharedPrompt
 

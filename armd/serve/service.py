@@ -14,10 +14,10 @@ from ..data.chat_template import ChatTemplate
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
 from ..generation.plan import DecodePlan, check, completing, strided
-from ..generation.sampling import Sampling
 from ..model import order as orders
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
+from ..model.sampling import Sampling
 from ..runtime.seeds import generators_per_row, seeded
 from .detokenizer import ServerTokenizer
 from .engine import Engine
