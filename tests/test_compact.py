@@ -1,5 +1,7 @@
 """float32 weights in 28 bits are the weights, and their products have the bits of plain panels."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,7 +105,13 @@ def test_exceptions_of_usual_weights_are_few_and_weights_with_many_stay_plain() 
 @pytest.mark.parametrize("query", ["prefix", "neighbor"])
 def test_a_model_writes_the_same_bits(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    shape = {"d_model": 72, "n_heads": 3, "d_head": 24, "n_layers": 3, "max_length": 64}
+    shape: dict[str, Any] = {
+        "d_model": 72,
+        "n_heads": 3,
+        "d_head": 24,
+        "n_layers": 3,
+        "max_length": 64,
+    }
     model = armd.ArmdLM(armd.ArmdConfig(vocab_size=61, query=query, **shape)).eval()
     monkeypatch.setattr(compact, "MOST", 1.0)
     plain = fast.pack(model)

@@ -13,8 +13,8 @@ CODE, LINE = 5, 64
 MOST = 5e-4
 """Share of weights that may be exceptions. Of normally distributed ones 1e-4 are; each costs about
 as much as reading 150 weights."""
-DEEPEST = 1 << 20
-"""Inputs of which the place of an exception can be told."""
+DEEPEST, LARGEST = 1 << 20, 1 << 31
+"""Inputs, and weights, of which the places and numbers of exceptions fit."""
 
 
 def compacted(
@@ -23,7 +23,7 @@ def compacted(
     """Panels, and exceptions as 32-bit numbers; None where the machine or the weights do not
     suit."""
     outputs, depth = weight.shape
-    if not library().has_compact() or depth >= DEEPEST:
+    if not library().has_compact() or depth >= DEEPEST or weight.numel() >= LARGEST:
         return None
     weight, shape = weight.contiguous(), (outputs, depth)
     starts = torch.empty(-(-outputs // PANEL) + 1, dtype=torch.int32)
