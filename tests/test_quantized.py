@@ -20,7 +20,7 @@ from armd.native.quantize import quantize
 from armd.native.structs import Matrix
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
-KERNELS = ("gemm.c", "quantized.c")
+KERNELS = ("gemm.c", "compact.c", "quantized.c")
 NARROWER = ("-mno-avx512f", "-mno-avxvnni")
 
 

@@ -18,6 +18,8 @@ DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of the text at which calls are timed."""
 BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "int8": 1, "q8": 34 / 32, "q4": 18 / 32}
 """Of a weight; q8 and q4 have a scale of two bytes for each 32."""
+COMPACT = 3.5
+"""The same of fp32 in 28 bits (native/compact.h)."""
 
 
 def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, weights: str) -> Side:
@@ -92,7 +94,8 @@ def _weights(model: ArmdLM, weights: str) -> float:
     layer = 2 * config.d_model * (config.n_heads + config.n_kv_heads) * config.d_head
     layer += 3 * config.d_model * config.d_ff
     numbers = config.vocab_size * config.d_model + config.n_layers * layer
-    return numbers * BYTES[weights]
+    compacted = getattr(getattr(model, "head", None), "exceptions", None) is not None
+    return numbers * (COMPACT if compacted else BYTES[weights])
 
 
 def _cache(cache: KVCache) -> float:

@@ -3,11 +3,12 @@
  * W is stored in panels of 16 outputs, [panel][k][16], so that memory is read once, in order, at its
  * own speed, and a group of rows shares every load. More rows go through the panel again while it is
  * still in the cache, and fetch the next one meanwhile. int8 and bf16 weights are widened as they are
- * read. Q8 and Q4 weights have panels and products of their own, in quantized.c.
+ * read. Q8 and Q4 weights have panels and products of their own, in quantized.c, and so have float32
+ * weights in 28 bits, in compact.c.
  *
  * Every output is one sum in the order of k: its bits depend neither on the rows beside it nor on
  * the number of threads, so a text is the same alone and in any batch. */
-#include "gemm.h"
+#include "compact.h"
 #include <stdlib.h>
 #include <string.h>
 #ifdef __AVX2__
@@ -139,9 +140,9 @@ static void widen_panels(const matrix *w, const char *block, long panel, long sp
                          float *wide) {
     for (long p = 0; p < span; p++, wide += DEEP * WIDTH) {
         const char *from = block + p * w->depth * WIDTH * bytes_of(w->format);
-        if (w->format >= Q8)
+        if (is_quantized(w))
             widen_block(w, panel + p, k, deep, wide);
-        for (long i = 0; i < deep * WIDTH && w->format < Q8; i += LANES)
+        for (long i = 0; i < deep * WIDTH && !is_quantized(w); i += LANES)
             *(floats *)(wide + i) = w->format == INT8 ? load(from, INT8, i) : load(from, BF16, i);
     }
 }
@@ -153,7 +154,7 @@ static void panels(const matrix *w, const float *x, float *y, long rows, int add
     const long size = bytes_of(w->format), stride = size * WIDTH / groups;
     const long steps = groups > 1 ? DEEP : DEEP / 2; /* few rows wait for memory: it is read sooner */
     const char *start = (const char *)w->panels + first * depth * size;
-    const int wider = w->format >= Q8 || (w->format != FLOAT32 && groups > 1);
+    const int wider = is_quantized(w) || (w->format != FLOAT32 && groups > 1);
     float out[MANY * SPAN * WIDTH] ALIGNED, wide[SPAN * DEEP * WIDTH] ALIGNED;
     memset(out, 0, sizeof(float) * rows * SPAN * WIDTH);
     for (long k = 0; k < depth; k += steps) {
@@ -213,7 +214,7 @@ static void share_quantized(const matrix *w, const float *x, row_group *scratch,
  * has room for row_groups(w, rows), which no other product may use before the next barrier. No barrier
  * at its end. */
 void share_product(const matrix *w, const float *x, row_group *scratch, float *y, long rows, int add) {
-    if (w->format >= Q8 && !w->float_rows) {
+    if (is_quantized(w) && !w->float_rows) {
         share_quantized(w, x, scratch, y, rows, add);
         return;
     }
@@ -223,8 +224,9 @@ void share_product(const matrix *w, const float *x, row_group *scratch, float *y
         const long few = rows - r < MANY ? rows - r : MANY;
 #pragma omp for schedule(static) nowait
         for (long p = 0; p < count; p += span)
-            panels(w, x + r * w->depth, y + r * w->outputs, few, add, p,
-                   p + span <= count ? span : count - p);
+            (w->format == COMPACT ? compact_panels : panels)(w, x + r * w->depth,
+                                                             y + r * w->outputs, few, add, p,
+                                                             p + span <= count ? span : count - p);
     }
 }
 

@@ -6,11 +6,11 @@
 #define ALIGNED __attribute__((aligned(64))) /* to whole cache lines */
 typedef float vec __attribute__((vector_size(32), aligned(4)));
 
-enum { FLOAT32, INT8, BF16, Q8, Q4 }; /* formats of a matrix */
+enum { FLOAT32, INT8, BF16, Q8, Q4, COMPACT }; /* formats of a matrix */
 enum { WIDTH = 16, GROUP = 32 };      /* outputs of a panel; inputs that share a scale */
 
 /* Outputs are rounded up to whole panels of 16. FLOAT32, INT8 and BF16 panels are [depth][16]; Q8 and
- * Q4 panels are explained in quantized.c. */
+ * Q4 panels are explained in quantized.c, COMPACT ones in compact.h. */
 typedef struct {
     const void *panels;
     const float *scale; /* INT8 alone: one number an output */
@@ -19,6 +19,7 @@ typedef struct {
     long float_rows; /* Q8 and Q4: rows are not quantised; the weights are widened to float */
     const float *lora_a, *lora_b; /* (rank, depth) and (rank, outputs): for rows out of order */
     long rank;                    /* 0: no adapter */
+    const uint32_t *exceptions;   /* COMPACT alone */
 } matrix;
 
 /* 32 numbers of a row, quantised: scale * value. */
@@ -30,9 +31,11 @@ typedef struct {
 
 INLINE long groups_of(const matrix *w) { return (w->depth + GROUP - 1) / GROUP; }
 
+INLINE int is_quantized(const matrix *w) { return w->format == Q8 || w->format == Q4; }
+
 /* How many row_groups `rows` rows of a product with w take. */
 INLINE long row_groups(const matrix *w, long rows) {
-    return w->format >= Q8 && !w->float_rows ? rows * groups_of(w) : 0;
+    return is_quantized(w) && !w->float_rows ? rows * groups_of(w) : 0;
 }
 
 void share_product(const matrix *w, const float *x, row_group *scratch, float *y, long rows, int add);

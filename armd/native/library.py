@@ -14,6 +14,7 @@ HARD = 2
 """omp_pause_hard: OpenMP gives up its threads and what it keeps for them."""
 HEADERS = (
     "gemm.h",
+    "compact.h",
     "quantized_dot.h",
     "vectors.h",
     "attention.h",
@@ -23,8 +24,8 @@ HEADERS = (
     "sample.h",
     "one_stream.h",
 )
-SOURCES = ("gemm.c", "quantized.c", "layer.c", "forward.c", "one_stream.c", "sample.c")
-SOURCES += ("decode_step.c", "read_memory.c", "search_scales.c")
+SOURCES = ("gemm.c", "compact.c", "compact_pack.c", "quantized.c", "layer.c", "forward.c")
+SOURCES += ("one_stream.c", "sample.c", "decode_step.c", "read_memory.c", "search_scales.c")
 
 
 @cache

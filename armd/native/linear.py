@@ -1,4 +1,5 @@
-"""A linear layer whose weights are laid out for products of a few rows (gemm.c, quantized.c)."""
+"""A linear layer whose weights are laid out for products of a few rows (gemm.c, quantized.c,
+compact.c)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from ..model.adapted_linear import with_adapter
 from ..model.shapes import Float, Int, Tensor
+from . import compact
 from .huge_pages import Arena
 from .library import library
 from .quantize import PANEL, from_panels, quantize, to_panels
@@ -22,10 +24,12 @@ BITS = {"q8": 8, "q4": 4}
 class SkinnyLinear(nn.Module):
     """A linear layer for a few float32 rows. What it makes of a row does not depend, to the last
     bit, on the rows beside it. With q8 and q4 weights rows are rounded to 8 bits too, unless
-    `float_rows` is set."""
+    `float_rows` is set. `compacted`: float32 weights are stored in 28 bits, without loss, where
+    the machine and the weights suit."""
 
     panels: Tensor
     scale: Tensor | None
+    exceptions: Tensor | None
     bias: nn.Parameter | None
     lora_a: nn.Parameter | None
     lora_b: nn.Parameter | None
@@ -38,10 +42,17 @@ class SkinnyLinear(nn.Module):
         weights: str = "fp32",
         float_rows: bool = False,
         arena: Arena | None = None,
+        compacted: bool = False,
     ) -> None:
-        panels, scale = _laid_out(weight.detach(), weights)
-        panels = arena.copy(panels) if arena else panels
+        weight = weight.detach()
+        made = compact.compacted(weight, arena) if compacted and weights == "fp32" else None
+        if made is not None:
+            panels, scale, exceptions = made[0], None, made[1]
+        else:
+            (panels, scale), exceptions = _laid_out(weight, weights), None
+            panels = arena.copy(panels) if arena else panels
         self._hold(panels, scale, bias, tuple(weight.shape), weights, float_rows=float_rows)
+        self.exceptions = exceptions
 
     @classmethod
     def of_panels(
@@ -75,6 +86,7 @@ class SkinnyLinear(nn.Module):
             self.register_parameter(name, part)
         self.register_buffer("panels", panels)
         self.register_buffer("scale", scale)
+        self.register_buffer("exceptions", None)
 
     def forward(
         self, x: Float[Tensor, "*b m"], adapted: Float[Tensor, "*#b 1"] | None = None
@@ -92,16 +104,20 @@ class SkinnyLinear(nn.Module):
     def address(self) -> Matrix:
         """Where the C functions find it."""
         scale = None if self.scale is None else self.scale.data_ptr()
-        shape = (self.depth, self.outputs, FORMATS.index(self.weights), self.float_rows)
+        exceptions = None if self.exceptions is None else self.exceptions.data_ptr()
+        code = FORMATS.index(self.weights) if exceptions is None else compact.CODE
+        shape = (self.depth, self.outputs, code, self.float_rows)
         lora = [None if part is None else part.data_ptr() for part in (self.lora_a, self.lora_b)]
         rank = 0 if self.lora_a is None else len(self.lora_a)
-        return Matrix(self.panels.data_ptr(), scale, *shape, *lora, rank)
+        return Matrix(self.panels.data_ptr(), scale, *shape, *lora, rank, exceptions)
 
     def matrix(self) -> Float[Tensor, "n m"]:
         """The weights as they count, laid out as usual."""
         if self.weights in BITS:
             weight = from_panels(self.panels, self.depth, BITS[self.weights])
             return weight.flatten(0, 1)[: self.outputs]
+        if self.exceptions is not None:
+            return compact.unpacked(self.address())
         weight = self.panels.mT.flatten(0, 1)[: self.outputs].float()
         return weight if self.scale is None else weight * self.scale[:, None]
 

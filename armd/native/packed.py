@@ -30,6 +30,9 @@ from .structs import LayerWeights, Matrix, NetworkWeights
 WEIGHTS = ("plain", "fp32", "int8", "bf16", "q8", "q4")
 MAX_HEAD = 256
 """MAX_WIDTH of attention.h."""
+COMPACT_FROM = 64 << 20
+"""Bytes of float32 matrices from which on they are stored in 28 bits: fewer stay in the processor's
+cache, where unpacking would take longer than reading."""
 CACHES = ("fp32", "bf16")
 """Formats of keys and values."""
 MATRICES = ("query", "key_value", "out", "gate_up", "down")
@@ -198,10 +201,12 @@ def pack(
     # the memo makes the copy share every parameter
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     arena = Arena()
+    options = {"float_rows": float_rows, "arena": arena}
+    compacted = 4 * sum(weight.numel() for weight in model.parameters()) >= COMPACT_FROM
 
     def make(name: str, weight: Tensor, bias: nn.Parameter | None) -> SkinnyLinear:
         own = format_of(name, weights, kept)
-        return SkinnyLinear(weight, bias, weights=own, float_rows=float_rows, arena=arena)
+        return SkinnyLinear(weight, bias, weights=own, compacted=compacted, **options)
 
     return assemble(fast, make, packed_embedding=weights in BITS, kept=kept).eval()
 

@@ -11,8 +11,9 @@
 #include "quantized_dot.h"
 
 /* Bytes between what is read and what is prefetched: FAR into the second cache, because the first one
- * has fewer misses under way than memory needs, and NEAR from there into the first. */
-enum { NEAR = 2048, FAR = 8192 };
+ * has fewer misses under way than memory needs, and NEAR from there into the first. One or two rows go
+ * through 8-bit weights faster than memory brings them: there prefetches far ahead are in the way. */
+enum { NEAR = 2048, FAR = 8192, NEAR_OF_FEW = 512, FAR_OF_FEW = 3072 };
 
 INLINE int bits_of(const matrix *w) { return w->format == Q8 ? 8 : 4; }
 INLINE long scale_bytes(long groups) { return (groups * WIDTH * 2 + 63) / 64 * 64; }
@@ -51,14 +52,16 @@ typedef struct {
     long far, from, upto;
 } fetching;
 
-INLINE void fetch_group(const uint8_t *panel, long g, const int bits, const fetching *f) {
+INLINE void fetch_group(const uint8_t *panel, long g, const int bits, const int rows,
+                        const fetching *f) {
+    const int few = bits == 8 && rows <= 2;
     const uint8_t *at = panel + g * (2 * WIDTH + 64 * bits);
     for (long i = f->from; i < f->upto; i++) __builtin_prefetch(at + f->far + i * 64, 0, 2);
     if (!f->whole) return;
 #pragma GCC unroll 9
     for (int i = 0; i <= bits; i++) {
-        __builtin_prefetch(at + FAR + i * 64, 0, 2);
-        __builtin_prefetch(at + NEAR + i * 64);
+        __builtin_prefetch(at + (few ? FAR_OF_FEW : FAR) + i * 64, 0, 2);
+        __builtin_prefetch(at + (few ? NEAR_OF_FEW : NEAR) + i * 64);
     }
 }
 
@@ -68,7 +71,7 @@ INLINE void lanes(const uint16_t *scales, const uint8_t *weights, const row_grou
     floats sum[ROWS] = {0};
     for (long g = 0; g < groups; g++) {
         const uint8_t *block = weights + g * 64 * bits;
-        fetch_group((const uint8_t *)scales, g, bits, &fetch);
+        fetch_group((const uint8_t *)scales, g, bits, rows, &fetch);
         const row_group *own = x + g;
         integers d[ROWS];
 #pragma GCC unroll 16
@@ -112,6 +115,16 @@ INLINE void any_rows(const uint8_t *panel, const row_group *x, long groups, floa
     }
 }
 
+/* A whole panel is one vector or two. */
+INLINE void store_outputs(const float *made, float *to, long width, int add) {
+    if (width == WIDTH && add)
+        for (int j = 0; j < WIDTH; j++) to[j] += made[j];
+    else if (width == WIDTH)
+        memcpy(to, made, sizeof(float) * WIDTH);
+    else
+        for (long j = 0; j < width; j++) to[j] = add ? to[j] + made[j] : made[j];
+}
+
 /* One panel against quantised rows: y (rows, outputs). */
 void quantized_panel(const matrix *w, const row_group *x, float *y, long rows, int add, long panel) {
     const long groups = groups_of(w), first = panel * WIDTH, left = w->outputs - first;
@@ -128,7 +141,7 @@ void quantized_panel(const matrix *w, const row_group *x, float *y, long rows, i
             any_rows(at, x + from * groups, groups, out, 4, upto - from, fetch);
         for (long r = from; r < upto; r++) {
             float *made = out + (r - from) * WIDTH, *to = y + r * w->outputs + first;
-            for (long j = 0; j < width; j++) to[j] = add ? to[j] + made[j] : made[j];
+            store_outputs(made, to, width, add);
         }
     }
 }

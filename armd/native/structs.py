@@ -18,6 +18,7 @@ class Matrix(ctypes.Structure):
         ("lora_a", c_void_p),
         ("lora_b", c_void_p),
         ("rank", c_long),
+        ("exceptions", c_void_p),
     )
 
 
@@ -108,6 +109,12 @@ def declare(library: Any) -> Any:
     library.search_scales.restype = None
     library.weight_row.argtypes = [POINTER(Matrix), c_long, c_long, c_long, pointer]
     library.weight_row.restype = None
+    library.has_compact.restype = c_int
+    library.compact_count.argtypes = [pointer, c_long, c_long, pointer]
+    library.compact_pack.argtypes = [pointer, c_long, c_long, pointer, pointer]
+    library.compact_unpack.argtypes = [POINTER(Matrix), pointer]
+    for made in (library.compact_count, library.compact_pack, library.compact_unpack):
+        made.restype = None
     rows = [pointer, pointer, pointer, POINTER(NativeSampling)]
     library.sample_rows.argtypes = [*rows, pointer, c_long, c_long, pointer, pointer]
     library.sample_rows.restype = c_int
