@@ -33,21 +33,30 @@ def sync_folder(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a file that a user named by `text`, at once. A device, such as /dev/null, or a pipe
     is written to, not replaced."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """The same, of a picture."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "It is a folder", str(path))
     if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
-        path.write_text(text, "utf-8")
+        path.write_bytes(data)
     else:
-        replace_text(path, text)
+        replace_bytes(path, data)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file of ours by `text`, at once, and whatever else lies in its place. What lies
-    beside it under the other name goes first: it may be a link to somewhere else."""
+    """Replace a file of ours by `text`, at once, and whatever else lies in its place."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """What lies beside it under the other name goes first: it may be a link to somewhere else."""
     aside = path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)
-    with aside.open("x", encoding="utf-8") as file:
-        file.write(text)
+    remove(aside)
+    with aside.open("xb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
@@ -90,7 +99,7 @@ def put_folder(aside: Path, final: Path) -> None:
     if final.is_dir():
         if not exchange(aside, final):
             old = final.with_name(f".{final.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
             final.rename(old)
             aside.rename(final)
             shutil.rmtree(old, ignore_errors=True)
@@ -113,10 +122,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
         with terminated_as_interrupt(), lock:
             refuse_full(out)
-            shutil.rmtree(aside, ignore_errors=True)
             try:
-                aside.mkdir()
-                yield aside
+                yield empty_folder(aside)
                 sync_tree(aside)
                 aside.rename(final)  # fails where something was put there meanwhile
                 sync_folder(final.parent)
@@ -124,6 +131,29 @@ def new_folder(out: Path) -> Iterator[Path]:
                 shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder or a link of ours, if there is one; what a link leads to stays."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def empty_folder(path: Path) -> Path:
+    """A new folder to write into, in place of what a killed process left. It is never one that was
+    there: a link in its place would lead what we write to somewhere else."""
+    remove(path)
+    path.mkdir(parents=True)
+    return path
+
+
+def our_folder(path: Path) -> Path:
+    """A folder inside one of ours, made where there is none."""
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def refuse_full(out: Path) -> None:
