@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .baselines import MODELS, model_class
 from .errors import ArmdError
+from .model.folder_check import check_link
 from .runtime.atomic_files import SUMS, damaged_files, read_text
 from .runtime.device import find_device
 from .runtime.memory import check_memory
@@ -61,6 +62,8 @@ def model_folder(path: Path | str) -> Path:
     path = Path(path)
     if not path.exists():
         raise ArmdError(f"no folder {path}; give a training run or a folder of save_pretrained")
+    if (path / "export").is_symlink():
+        check_link(path / "export", path.resolve())
     for folder in (path / "export", path):
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
             return folder
