@@ -15,7 +15,9 @@ from armd.runtime.atomic_files import (
     new_folder,
     put_folder,
     read_text,
+    refuse_full,
     replace_text,
+    unexchanged,
     write_sums,
     write_text,
 )
@@ -98,3 +100,21 @@ def test_a_signal_leaves_nothing_beside_a_new_folder(tmp_path: Path, number: sig
         assert (tmp_path / "out").is_dir()
     finally:
         signal.signal(number, before)
+
+
+def test_who_reads_while_a_folder_is_replaced_reads_one_of_them(tmp_path: Path) -> None:
+    place = filled(tmp_path / "place", "old")
+    waiting = [filled(tmp_path / name, name) for name in ("new", "newer")]
+
+    def read() -> set[str]:
+        found = {(place / "one").read_text()}
+        if waiting:
+            put_folder(waiting.pop(0), place)
+        found.add((place / "two").read_text())
+        if len(found) > 1:
+            raise ArmdError("damaged")
+        return found
+
+    assert unexchanged(place, read) == {"newer"}
+    with pytest.raises(ArmdError, match="not empty"):
+        unexchanged(place, lambda: refuse_full(place))

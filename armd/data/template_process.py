@@ -1,8 +1,9 @@
 """Renders chat templates, in a process of its own: a template is a program, and may come from
 anybody. It has a bound in time and in memory, and beyond that the system ends the process.
 
-Run as a script, with the seconds of a core that one conversation may take. Each line of input is a table of what transformers'
-render_jinja_template takes; each line of output has a "text" or an "error"."""
+Run as a script, with the seconds of a core that one conversation may take. Each line of input is a
+table of what transformers' render_jinja_template takes, each line of output has a "text" or an
+"error"."""
 
 import json
 import os

@@ -8,17 +8,20 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 from ..model.errors import ArmdError
 from .lock import locked
 from .signals import terminated_as_interrupt
 
 SUMS = "sha256.json"
+TRIES = 10
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+Found = TypeVar("Found")
 
 
 def sync_folder(folder: Path) -> None:
@@ -154,6 +157,31 @@ def our_folder(path: Path) -> Path:
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def unexchanged(folder: Path, work: Callable[[], Found]) -> Found:
+    """What `work` finds in a folder. Where another process put another folder in its place
+    meanwhile (put_folder), it may have read files of both, and is done again."""
+    for _ in range(TRIES):
+        before = identity(folder)
+        try:
+            found = work()
+        except Exception:
+            if identity(folder) == before:
+                raise
+        else:
+            if identity(folder) == before:
+                return found
+    return work()
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Of what has this name now; None for nothing."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def refuse_full(out: Path) -> None:
