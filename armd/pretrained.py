@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,8 @@ def check_sizes(folder: Path) -> None:
     check_numbers(folder, config)
     try:
         for file in folder.glob("*.safetensors"):
+            if not os.access(file, os.R_OK):
+                raise ArmdError(f"{file} may not be read; change its permissions: chmod u+r")
             with safe_open(file, "pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - no dict
                     part = opened.get_slice(key)

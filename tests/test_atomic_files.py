@@ -4,6 +4,7 @@ found."""
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,20 @@ def test_who_reads_while_a_folder_is_replaced_reads_one_of_them(tmp_path: Path) 
     assert unexchanged(place, read) == {"newer"}
     with pytest.raises(ArmdError, match="not empty"):
         unexchanged(place, lambda: refuse_full(place))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_whose_exception_was_lost_is_not(tmp_path: Path, number: signal.Signals) -> None:
+    """As where it came while Python freed an object."""
+    handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, handler)
+    try:
+        raised = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+        lost = suppress(SystemExit, KeyboardInterrupt)
+        with pytest.raises(raised), new_folder(tmp_path / "out"), lost:
+            signal.raise_signal(number)
+        assert not list(tmp_path.iterdir())
+        with new_folder(tmp_path / "out"):
+            pass  # the next one is its own
+    finally:
+        signal.signal(number, before)

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import ArmdError
 from ..runtime.atomic_files import empty_folder, sync_folder
 from ..runtime.lock import locked
+from ..runtime.signals import raise_if_stopped
 
 
 class ShardWriter:
@@ -91,6 +92,7 @@ def complete_folder(final: Path) -> Iterator[Path]:
         with locked(lock, f"armd prepare is writing {final}", "wait for it"):
             try:
                 yield empty_folder(staging)
+                raise_if_stopped()
                 os.rename(staging, final)
                 sync_folder(final.parent)
             finally:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..model.errors import ArmdError
 from .lock import locked
-from .signals import terminated_as_interrupt
+from .signals import raise_if_stopped, terminated_as_interrupt
 
 SUMS = "sha256.json"
 TRIES = 10
@@ -128,6 +128,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             try:
                 yield empty_folder(aside)
                 sync_tree(aside)
+                raise_if_stopped()
                 aside.rename(final)  # fails where something was put there meanwhile
                 sync_folder(final.parent)
             finally:
@@ -239,6 +240,8 @@ def damaged_files(folder: Path) -> list[str] | None:
             inside = (folder / name).resolve().is_relative_to(folder.resolve())
             if not inside or hash_file(folder / name) != digest:
                 wrong.append(f"{name} has another checksum")
+        except PermissionError:
+            wrong.append(f"{name[:80]} may not be read (chmod u+r)")
         except (OSError, ValueError):  # no such file, or no name of a file
             wrong.append(f"{name[:80]} is missing")
     return wrong
