@@ -175,7 +175,7 @@ def refuse_adapter(folder: Path) -> None:
     if (folder / ADAPTER).exists():
         raise ArmdError(
             f"{folder} holds a model and an adapter ({ADAPTER}); remove that, or merge the two: "
-            "armd convert MODEL --adapter FOLDER"
+            "armd convert SOURCE OUT --adapter FOLDER"
         )
 
 
