@@ -18,10 +18,8 @@ from .errors import ArmdError
 from .generation.api import Generators, complete, decode, make_sequences
 from .generation.decoder import Decoder
 from .generation.plan import DecodePlan, completing, from_blanks, strided
-from .generation.sampling import Sampling
-from .generation.sequence import Sequence
 from .model.modeling_armd import ArmdLM
-from .model.sampling import invert
+from .model.sampling import Sampling, invert
 from .model.shapes import Bool, Float, Int, Tensor
 from .runtime.seeds import generators_per_row
 
@@ -125,23 +123,20 @@ def draw_candidates(
 
 
 def _of_leftmost(text: list[int], known: list[bool], blank: Blank, streams: int) -> DecodePlan:
-    """All that is known first, then this blank; others stay blank. The last given token has a step
-    of its own: up to it, all candidates are one sequence."""
+    """All that is known first, then this blank; others stay blank."""
     size = blank.end - blank.start
     position, block = strided(size, min(streams, size))
     others = range(size, known.count(False))
     blocks = [*block, *(at + len(block) for at in others)]
     plan = completing(text, known, [*position, *others], blocks)
-    first, last = plan.step_ends[0], block[-1] + 1
-    ends = [*[first - 1] * (first > 0), *plan.step_ends[: last + 1]]
-    return replace(plan, step_ends=ends)
+    return replace(plan, step_ends=plan.step_ends[: block[-1] + 2])
 
 
 def _left_to_right(text: list[int], blank: Blank) -> DecodePlan:
     """The text up to some tokens behind the blank, all of it given; from the blank on each token
     has a step."""
     places = list(range(blank.behind))
-    ends = list(range(max(0, blank.start - 1), blank.behind + 1))
+    ends = list(range(blank.start, blank.behind + 1))
     return DecodePlan(text[: blank.behind], [True] * blank.behind, places, places, ends)
 
 
@@ -156,30 +151,23 @@ def _decoded(
     sampling: Sampling,
     generator: torch.Generator | None = None,
 ) -> list[Decoded]:
-    """Sequences that are alike up to their first step, taken to the end of their plans."""
+    """Sequences that are given the same tokens first, taken to the end of their plans. In C these
+    are read once, all but the last of them."""
     found = []
     for at in range(0, len(plans), AT_ONCE):
         some = plans[at : at + AT_ONCE]
         sequences = make_sequences(model, some, sampling, generator=generator)
-        if Decoder.is_native(model) and plans[0].step_ends[0]:
-            for _ in decode(model, sequences[:1]):
-                break
-            for sequence in sequences[1:]:
-                _begin_as(sequence, sequences[0])
+        first, *others = sequences
+        if Decoder.is_native(model) and first.read_at_most(plans[0].step_ends[0] - 1):
+            next(decode(model, [first]))  # reads that and draws nothing
+            for one in others:
+                one.cache.take(first.cache, first.read)
+                one.cache.prefix_state.copy_(first.cache.prefix_state)
+                one.cache.prefix_rows, one.read = first.cache.prefix_rows, first.read
         for _ in decode(model, sequences):
             pass
         found += [Decoded(one.tokens.tolist(), one.logp.tolist()) for one in sequences]
     return found
-
-
-def _begin_as(sequence: Sequence, other: Sequence) -> None:
-    """After its first step, with the keys and values that the other has read."""
-    slots, mine, theirs = 1 + other.plan.step_ends[0], sequence.cache, other.cache
-    for to, source in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
-        for own, read in zip(to, source, strict=True):
-            own[:, :slots] = read[:, :slots]
-    mine.prefix_state.copy_(theirs.prefix_state)
-    mine.prefix_rows, sequence.step = theirs.prefix_rows, other.step
 
 
 def _sums(made: list[Decoded], places: slice) -> Float[Tensor, "k"]:

@@ -93,7 +93,8 @@ class TextModel:
         **sampling: Any,
     ) -> str:
         """The template with its blanks, two or more underscores each, filled. `lengths`: tokens of
-        the blanks, one number for all or one for each; without it 1 to 8, drawn."""
+        the blanks, one number for all or one for each; without it 1 to 8, drawn. `sampling`:
+        temperature and so on, and `candidates`: fills to draw for each blank, to keep one."""
         import torch
 
         from .data.template import fill_in

@@ -8,7 +8,7 @@ from eval_models import tiny_armd
 import armd
 from armd.generation.api import decode, make_sequences
 from armd.generation.plan import from_blanks
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.native import packed as fast
 from armd.runtime.seeds import seeded
 from armd.serve.engine import GenerationRequest

@@ -68,7 +68,7 @@ class CSequence:
             NativeSampling(*sampling),
             n + 1,
         )
-        self.struct.bf16_cache = cache == torch.bfloat16
+        self.struct.bf16_cache, self.struct.upto = cache == torch.bfloat16, 1 + self.ends[0]
 
     def _limits(self, block: list[int]) -> tuple[list[int], list[int], list[int]]:
         """strict, low_limit and high_limit of the first pass."""

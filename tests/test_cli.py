@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -120,3 +121,11 @@ def test_the_help_has_room(columns: str, monkeypatch: pytest.MonkeyPatch, capsys
     with pytest.raises(SystemExit):
         main()
     assert "--weights" in capsys.readouterr().out
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "figures.json"
+    os.mkfifo(pipe)
+    with pytest.raises(ArmdError, match="named pipe"):
+        check_figures(["plan", "mini", "--json", str(pipe)])
+    check_figures(["plan", "mini", "--json", "/dev/stdout"])

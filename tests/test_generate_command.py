@@ -87,9 +87,12 @@ def test_figures_and_the_last_line(folder: Path, tmp_path: Path, capsys) -> None
     assert capsys.readouterr().err.startswith("13 model calls, 40 tokens, ")
 
 
-@pytest.mark.parametrize("order", ["left-to-right", "random", "masking:4"])
-def test_templates_keep_their_words(folder: Path, tmp_path: Path, order: str) -> None:
-    words = (folder, "--template", "The ____ jumped over __.", "--order", order, "--count", 3)
+WAYS = [("--order", "left-to-right"), ("--order", "random"), ("--order", "masking:4")]
+
+
+@pytest.mark.parametrize("way", [*WAYS, ("--candidates", 3)])
+def test_templates_keep_their_words(folder: Path, tmp_path: Path, way: tuple) -> None:
+    words = (folder, "--template", "The ____ jumped over __.", *way, "--count", 3)
     fixed = run(*words, "--blank-lengths", "4,6", "--out", tmp_path / "fixed.jsonl")
     for record in fixed:
         steps = [step is None for step in record["steps"]]
@@ -170,6 +173,9 @@ BAD = [
     (["--template", "a __", "--blank-lengths", "99"], "the model takes 64"),
     (["--template", "a __", "--prompt", "b"], "one of --prompt"),
     (["--template", "a __", "--length", 9], "has its own length"),
+    (["--candidates", 2], "blanks of a --template"),
+    (["--template", "a __", "--candidates", 2, "--order", "random"], "without --order"),
+    (["--template", "a __", "--candidates", 0], "between 1 and 1024"),
     (["--blank-lengths", "3"], "give one"),
     (["--temperature", 0, "--top-p", 0.9], "raise the temperature"),
     (["--temperature", -1], "temperature -1"),

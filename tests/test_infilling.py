@@ -11,8 +11,8 @@ from eval_models import VOCABULARY, tiny_armd
 import armd
 from armd.errors import ArmdError
 from armd.eval.infill_candidates import least_log_p
-from armd.generation.sampling import Sampling
 from armd.infilling import BEHIND, Blank, blanks_of, draw_candidates
+from armd.model.sampling import Sampling
 from armd.native import library as native
 from armd.native.packed import pack
 from armd.runtime.seeds import seeded

@@ -86,3 +86,15 @@ def test_streams_take_each_pair_about_once(
 def test_gradients_are_those_of_differences(moves: int, group: None) -> None:
     leaves, mask = inputs(5, 6, moves)
     assert torch.autograd.gradcheck(lambda *t: attend(*t[:3], mask, t[3]), leaves)
+
+
+def test_a_random_order_is_cut_without_looking_at_each_row(monkeypatch) -> None:
+    """By position nearly every row of a random order is a group of its own, which costs more than
+    it saves: it is not tried."""
+    looked, runs = [], attention_parts._runs
+    monkeypatch.setattr(attention_parts, "_runs", lambda seen: looked.append(1) or runs(seen))
+    n, config = 1024, ArmdConfig(query="neighbor", right_bias=True)
+    at = torch.randperm(n, generator=torch.Generator().manual_seed(1))[None]
+    limit = torch.arange(1, n + 1)[None]
+    LimitMask(limit, n, right_keys(at, at, config)).parts(1, torch.float32)
+    assert len(looked) <= 2 * n // attention_parts.GROUP

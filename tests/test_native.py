@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from patience import PATIENCE
 
 import armd
-from armd.generation.sampling import Sampling, draw
+from armd.model.sampling import Sampling
 from armd.native import library as native
+from armd.native.sample import draw
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 

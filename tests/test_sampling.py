@@ -5,8 +5,8 @@ import torch
 from small import case_of
 
 import armd
-from armd.generation.sampling import Sampling, draw
-from armd.model.sampling import invert, weights
+from armd.model.sampling import Sampling, invert, weights
+from armd.native.sample import draw
 from armd.order import Order
 
 DRAWS = 50_000

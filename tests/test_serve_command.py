@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,37 @@ def test_from_start_to_sigterm(folder: str) -> None:
             broken_off(process)
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Signals) -> None:
+    """Long before its grace is over, without a traceback, and with a text under way."""
+    command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--grace", str(2 * PATIENCE)], **pipes) as process:
+        try:
+            port = int(process.stdout.readline().split(":")[2].split()[0])
+            body = json.dumps({"prompt": "a", "max_tokens": 500, "n": 60, "stream": True})
+            line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            assert line.getresponse().status == 200
+            os.kill(process.pid, number)
+            while is_open(port):  # two signals at once would be one
+                time.sleep(0.01)
+            os.kill(process.pid, number)
+            assert process.wait(PATIENCE) == 0
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def is_open(port: int) -> bool:
+    """Whether the server has not heard a signal yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as answer:
+            return json.load(answer)["status"] == "ok"
+    except OSError:
+        return False
 
 
 def broken_off(process) -> None:

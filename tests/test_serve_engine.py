@@ -8,10 +8,11 @@ import pytest
 import torch
 from engine_help import PLAIN, Hearer, alone, filled, job, packed, task
 from eval_models import tiny_armd
+from test_serve_scores import held
 
 import armd
 from armd.generation.plan import from_blanks
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.native import library as native
 from armd.runtime.seeds import seeded
 from armd.serve.engine import Engine, GenerationRequest, QueueFull, ShuttingDown
@@ -236,3 +237,16 @@ def test_errands_have_the_model_for_themselves(engine: Engine) -> None:
     with pytest.raises(ZeroDivisionError):
         engine.run_exclusive(lambda: 1 // 0).result(20)
     assert hearer.over.wait(20) and hearer.landed == alone(engine.model, 2)
+
+
+def test_a_request_of_many_texts_leaves_slots_to_others(engine: Engine) -> None:
+    """Another one, which came later, has the next slot that is free."""
+    told = []
+    go = held(engine)
+    engine.submit([job(2, lambda event, i=i: told.append((i, event))) for i in range(20)])
+    other = Hearer()
+    engine.submit([job(2, lambda event: (told.append((99, event)), other(event)))])
+    go.set()
+    assert other.over.wait(60)
+    begun = list(dict.fromkeys(i for i, _ in told))
+    assert begun.index(99) <= 2 * engine.slots

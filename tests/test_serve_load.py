@@ -4,6 +4,7 @@ as alone; memory comes back, no slot is stuck. `python -m armd.bench.load` does 
 import asyncio
 import gc
 import socket
+import threading
 import time
 
 import pytest
@@ -67,3 +68,22 @@ def test_a_told_server_finishes_what_it_has_and_takes_nothing_new() -> None:
         last = json.loads(rest.split(b"\n\n")[-3][6:])
         assert last["choices"][0]["finish_reason"] and "cut" not in last["choices"][0]
         line.close()
+
+
+def test_who_connected_before_the_signal_is_answered() -> None:
+    """Connections that the server had no time to take yet, because it was busy."""
+    import signal
+
+    with running() as server:
+        free, busy = threading.Event(), threading.Event()
+        server.service.loop.call_soon_threadsafe(lambda: busy.set() or free.wait(PATIENCE))
+        assert busy.wait(PATIENCE)
+        lines = [socket.create_connection(("127.0.0.1", server.port), PATIENCE) for _ in range(20)]
+        for line in lines:
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        server.server.handle_exit(signal.SIGTERM, None)
+        free.set()
+        for line in lines:
+            with line, line.makefile("rb") as answer:
+                assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+                assert b"stopping" in answer.read()

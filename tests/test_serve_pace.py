@@ -10,7 +10,7 @@ from serving import running
 
 from armd.generation.decoder import Decoder
 from armd.generation.plan import from_prompts
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.runtime.seeds import seeded
 from armd.serve import engine as engines
 from armd.serve.cache_pool import CachePool

@@ -8,10 +8,10 @@ from serving import writer
 
 import armd
 from armd.generation.plan import from_prompts
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.runtime.seeds import seeded
-from armd.serve import engine as engines
-from armd.serve.engine import Engine, GenerationRequest
+from armd.serve import score_batches, shares
+from armd.serve.engine import Engine, GenerationRequest, ShuttingDown
 from armd.serve.events import Ended
 from armd.serve.score_batches import ScoreJob, score_texts
 
@@ -92,7 +92,8 @@ def scores_beside_a_text(engine: Engine, plan, listen, told: list[str], over) ->
 def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
     """However many texts wait to be scored: with a share this large, one is scored while a text is
     generated, and the others after it."""
-    monkeypatch.setattr(engines, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(shares, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(score_batches, "TURN_SECONDS", 1e9)
     engine.scores.tokens_per_second = 0.0  # one text a turn
     told, over = [], threading.Event()
 
@@ -108,8 +109,9 @@ def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
 def test_a_client_between_two_texts_is_not_passed_over(engine: Engine, monkeypatch) -> None:
     """Where passes are owed, the moment between two texts of a client is no turn of scoring: the
     next text comes first, and scoring goes on once nobody writes."""
-    monkeypatch.setattr(engines, "PASSES_SHARE", 1e9)
-    monkeypatch.setattr(engines, "TURNAROUND", 5.0)
+    monkeypatch.setattr(shares, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(score_batches, "TURN_SECONDS", 1e9)
+    monkeypatch.setattr(shares, "TURNAROUND", 5.0)
     engine.scores.tokens_per_second = 0.0  # one text a turn
     told, over = [], threading.Event()
     (plan,) = from_prompts(None, length=4)
@@ -120,8 +122,46 @@ def test_a_client_between_two_texts_is_not_passed_over(engine: Engine, monkeypat
             if told.count("text") < 3:
                 engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
             else:
-                monkeypatch.setattr(engines, "TURNAROUND", 0.0)
+                monkeypatch.setattr(shares, "TURNAROUND", 0.0)
                 over.set()
 
     count = scores_beside_a_text(engine, plan, listen, told, over)
     assert told[:4] == ["score", "text", "text", "text"] and told.count("score") == count
+
+
+def test_others_have_their_turns_in_the_middle_of_a_text(engine: Engine, monkeypatch) -> None:
+    """A text that takes longer to score than a turn: one that came later is written meanwhile, and
+    both are as they would be alone."""
+    monkeypatch.setattr(score_batches, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(shares, "PASSES_SHARE", 1e9)
+    (plan,) = from_prompts(None, length=12)
+    told, over, hidden = [], threading.Event(), engine.model.hidden
+
+    def listen(event) -> None:
+        told.append(event)
+        over.set() if isinstance(event, Ended) else None
+
+    def begun(tokens, order):
+        engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
+        found = hidden(tokens, order)
+        assert isinstance(told[-1], Ended)  # before the scores are there
+        return found
+
+    monkeypatch.setattr(engine.model, "hidden", begun)
+    job = jobs()[-2]
+    found = engine.score(job).result(20)
+    monkeypatch.setattr(engine.model, "hidden", hidden)
+    assert over.is_set() and found == score_texts(engine.model, [job])[0]
+    written = [one.token for event in told[:-1] for one in event.tokens]
+    assert written == armd.generate(engine.model, length=12, generator=[seeded(0)])[0].tolist()
+    assert not any(part._forward_pre_hooks for part in engine.model.modules())
+
+
+def test_a_server_that_ends_does_not_finish_a_long_text(engine: Engine, monkeypatch) -> None:
+    monkeypatch.setattr(score_batches, "TURN_SECONDS", 0.0)
+    hidden = engine.model.hidden
+    monkeypatch.setattr(
+        engine.model, "hidden", lambda *given: engine.stop() or hidden(*given), raising=True
+    )
+    with pytest.raises(ShuttingDown):
+        engine.score(jobs()[-2]).result(20)

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from ..errors import ArmdError
-from ..generation.sampling import Sampling, draw
 from ..model.head import ROWS
+from ..model.sampling import Sampling
 from ..model.shapes import Bool, Float, Int, Tensor
+from ..native.sample import draw
 from .base import Drawn, SampleJob
 from .configuration import BaselineConfig
 from .denoiser import TimeCode, Trunk, uniforms

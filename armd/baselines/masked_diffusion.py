@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..generation.sampling import Sampling, draw
 from ..model.head import ROWS, accumulate_dtype, target_log_probs, weighted_loss
+from ..model.sampling import Sampling
 from ..model.shapes import Bool, Float, Int, Tensor
+from ..native.sample import draw
 from .base import Drawn, SampleJob
 from .denoiser import Trunk, not_padding, uniforms
 

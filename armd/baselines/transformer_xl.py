@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ArmdError
-from ..generation.sampling import Sampling, draw
 from ..model.head import target_log_probs, weighted_loss
 from ..model.layers import Layer
+from ..model.sampling import Sampling
 from ..model.shapes import Bool, Float, Int, Tensor
+from ..native.sample import draw
 from .base import Drawn, SampleJob
 from .configuration import BaselineConfig
 from .denoiser import Trunk, uniforms

@@ -8,9 +8,9 @@ from ..generation.api import generate, make_sequences
 from ..generation.decoder import Decoder
 from ..generation.kv_cache import KVCache, make_cache
 from ..generation.plan import from_prompts
-from ..generation.sampling import Sampling
 from ..generation.sequence import Sequence
 from ..model.modeling_armd import ArmdLM
+from ..model.sampling import Sampling
 from .decode import Side
 from .timing import timed
 
@@ -23,7 +23,7 @@ BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "int8": 1, "q8": 34 / 32, "q4": 18 / 
 def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, weights: str) -> Side:
     """`streams` streams that generate sequences as long as the cache; what stands in the cache does
     not matter for the time. `passes` calls at each depth, or all of them for 0."""
-    batch, length = cache.batch, cache.length
+    batch, length = cache.batch, cache.keys[0].shape[1] - 1
     calls = streams + -(-length // streams) - 1
     prompt = torch.zeros(batch, 0, dtype=torch.long)
     each = max(1, min(passes if batch * streams <= 16 else passes // 4, (calls - streams) // 5))

@@ -5,12 +5,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..generation.sampling import Sampling, draw
 from ..model.attention_inputs import AttentionInputs
 from ..model.configuration_armd import ArmdConfig
 from ..model.layers import rope_cos_sin
 from ..model.modeling_armd import ArmdLM
 from ..model.order import left_to_right
+from ..model.sampling import Sampling
+from ..native.sample import draw
 from .armd_decode import DEPTHS
 from .decode import Side
 from .timing import timed

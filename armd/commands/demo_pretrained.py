@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 PROMPT = "The history of the bicycle began in"
 TEMPLATE = "Every morning ____ before she went to work, and ____ in the evening."
 STREAMS = (1, 2, 4)
-LENGTH, REPEATS, FILLINGS = 192, 3, 16
+LENGTH, REPEATS = 192, 3
+FILLINGS, CANDIDATES = 3, 16
 
 
 def show_pretrained() -> None:
@@ -79,14 +80,9 @@ def surprise(model: Any, ids: list[int], steps: list[int | None]) -> float:
 
 
 def fill(reader: "TextModel") -> None:
-    """Show the most probable of several fillings of one template, each blank filled with both of
-    its sides known."""
-    made = {
-        reader.fill(TEMPLATE, lengths=(6, 5), seed=seed, temperature=0.7)
-        for seed in range(FILLINGS)
-    }
-    best = sorted(made, key=lambda text: -reader.score(text).total)[:3]
-    print(f"\nblanks, both sides known: {TEMPLATE}")
-    print(f"the three most probable of {len(made)} fillings:")
-    for text in best:
-        print(f"  {text}")
+    """Show some fillings of one template: both sides of a blank known, and one of several
+    candidates kept for each."""
+    print(f"\nblanks, both sides known, one of {CANDIDATES} candidates kept: {TEMPLATE}")
+    for seed in range(FILLINGS):
+        options = {"seed": seed, "temperature": 0.7, "candidates": CANDIDATES}
+        print(f"  {reader.fill(TEMPLATE, lengths=(6, 5), **options)}")

@@ -19,9 +19,9 @@ from .generate_options import Writing, check, check_out, opened, requested, samp
 if TYPE_CHECKING:
     from ..baselines.base import Baseline
     from ..data.tokenizer import TextTokenizer
-    from ..generation.sampling import Sampling
     from ..generation.sequence import Sequence
     from ..model.modeling_armd import ArmdLM
+    from ..model.sampling import Sampling
     from ..runtime.processes import ProcessGroup
 
 MATCHED = 16  # texts over which --match-entropy takes its mean
@@ -102,6 +102,8 @@ def write(
 
     if isinstance(model, Baseline):
         return diffused(job, model, tokenizer, sampling, requests)
+    if job.candidates > 1:
+        return from_candidates(job, model, sampling, requests)
     plans = plans_of(requests, order=job.order, streams=job.streams, seed=job.seed)
     eos = tokenizer.eos if job.stop and job.template is None else None
     generators = [seeded(job.seed, request.index) for request in requests]
@@ -112,6 +114,29 @@ def write(
         if watch is not None:
             watch(sequences[0].tokens.tolist(), drawn_in(sequences[0]), plans[0].steps)
     return [finished(sequence) for sequence in sequences], calls
+
+
+def from_candidates(
+    job: Writing, model: ArmdLM, sampling: Sampling, requests: Several[Request]
+) -> tuple[list[Written], int]:
+    """The same with several fills of each blank, one of which is kept. How probable it is that this
+    one is kept is not known."""
+    import torch
+
+    from ..infilling import blanks_of, infill
+    from ..runtime.seeds import seeded
+
+    texts, calls = [], 0
+    for request in requests:
+        tokens, known = torch.tensor([request.tokens]), torch.tensor(request.known)
+        options = {"streams": job.streams, "generator": [seeded(job.seed, request.index)]}
+        options |= {"candidates": job.candidates, **asdict(sampling)}
+        ids = infill(model, tokens, known, **options)[0].tolist()
+        steps = [None if there else 0 for there in request.known]
+        texts.append(Written(ids, steps, [None] * len(ids)))
+        blanks = blanks_of(request.known)
+        calls += sum(-(-(b.end - b.start) // job.streams) + b.behind - b.start for b in blanks)
+    return texts, calls
 
 
 def diffused(
@@ -207,10 +232,12 @@ def write_all(
 
 def settings_of(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[str, Any]:
     """The settings that made a sample, to be kept beside it."""
+    more = {"candidates": job.candidates} if job.candidates > 1 else {}
     return {
         "model": job.model,
         "length": length,
         "streams": job.streams,
+        **more,
         "order": job.order,
         "steps": job.steps,
         **asdict(sampling),

@@ -14,7 +14,7 @@ from .generate_inputs import Request, from_prompts, from_template, read_prompts
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
-    from ..generation.sampling import Sampling
+    from ..model.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Writing:
     """A text with blanks of two or more underscores, "The ____ jumped over ____."."""
     blank_lengths: str = ""
     """Tokens of the blanks: 4 for all, 3,5 one for each; if not given, 1 to 8, from the seed."""
+    candidates: int = 1
+    """Fills to draw for each blank of a template; one is kept, by how well it leads to the text
+    behind it, left to right."""
     length: int | None = None
     """Tokens of a text, its prompt included; 256, or the most the model takes."""
     count: int = 1
@@ -83,7 +86,7 @@ class Writing:
 
 
 def sampling_of(job: Writing) -> Sampling:
-    from ..generation.sampling import Sampling
+    from ..model.sampling import Sampling
 
     return Sampling(
         temperature=job.temperature,
@@ -95,6 +98,7 @@ def sampling_of(job: Writing) -> Sampling:
 
 
 MOST = {"count": 10**6, "batch": 2**16, "length": 2**24, "steps": 10**6, "threads": 1024}
+MOST |= {"candidates": 1024}
 
 
 def check_out(job: Writing) -> None:
@@ -133,6 +137,8 @@ def check(job: Writing) -> None:
         raise ArmdError("--chat is for prompts, not for a --template; leave it out")
     if job.blank_lengths and job.template is None:
         raise ArmdError("--blank-lengths is for the blanks of a --template; give one")
+    if job.candidates > 1 and (job.template is None or job.order != "left-to-right"):
+        raise ArmdError("--candidates is for the blanks of a --template, without --order")
     if job.template is not None and job.length is not None:
         raise ArmdError("a template has its own length; use --blank-lengths instead of --length")
     if job.json is not None and job.out is not None and job.json.resolve() == job.out.resolve():

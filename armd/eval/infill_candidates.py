@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..generation.sampling import Sampling
 from ..infilling import blanks_of, draw_candidates
 from ..model.modeling_armd import ArmdLM
+from ..model.sampling import Sampling
 from ..model.shapes import Bool, Float, Int, Tensor
 from ..runtime.progress import progress
 from ..runtime.seeds import seeded

@@ -12,13 +12,13 @@ import torch
 from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
+from ..model.sampling import Sampling
 from ..model.shapes import Bool, Int, Tensor
 from ..runtime.seeds import generators_per_row
 from .decoder import Decoder
 from .kv_cache import KVCache, make_cache
 from .outputs import StepOutput
 from .plan import DecodePlan, from_blanks, from_prompts
-from .sampling import Sampling
 from .sequence import Sequence
 
 Prompts = Tensor | Rows[Rows[int]] | None
@@ -126,7 +126,10 @@ def decode(model: ArmdLM, sequences: list[Sequence]) -> Iterator[int]:
 
 def _batched(sequences: list[Sequence], index: int, device: torch.device) -> StepOutput:
     """What step `index` drew, as tensors."""
-    places = [s.last_positions if s.step == index + 1 else [] for s in sequences]
+    ends = [
+        s.plan.step_ends[index : index + 2] if s.step == index + 1 else [0, 0] for s in sequences
+    ]
+    places = [s.plan.position[start:end] for s, (start, end) in zip(sequences, ends, strict=True)]
     width, padding = max(map(len, places)), (len(sequences[0].tokens), 0, 0.0, False)
     rows = []
     for s, own in zip(sequences, places, strict=True):

@@ -1,4 +1,4 @@
-"""The decoder: takes sequences a step further, each on the backend that suits it."""
+"""The decoder: takes sequences a step further, on the backend that suits the model."""
 
 from functools import partial
 
@@ -13,11 +13,9 @@ from .sequence import Sequence
 class Decoder:
     """Decode steps of one model, whose weights stay where they are."""
 
-    def __init__(self, model: ArmdLM, *, max_rows: int = MAX_ROWS) -> None:
-        """`max_rows`: how many rows of a sequence the C backend takes."""
-        self.model, self.max_rows = model, max_rows
-        self.backend = partial(torch_backend.step, model)
-        if isinstance(model, FastLM) and self.is_native(model):
+    def __init__(self, model: ArmdLM) -> None:
+        self.backend, self.native = partial(torch_backend.step, model), self.is_native(model)
+        if isinstance(model, FastLM) and self.native:
             self.backend = NativeDecoder(model).step
 
     @staticmethod
@@ -26,13 +24,10 @@ class Decoder:
         return isinstance(model, FastLM) and model.whole
 
     def step(self, sequences: list[Sequence]) -> list[StepResult]:
-        """One step of each, and what it generated. Long prefills have a forward pass of their own:
-        what a sequence gets must not depend on the others."""
-        short = [sequence for sequence in sequences if sequence.n_rows <= self.max_rows]
-        if len(short) == len(sequences):
-            return self.backend(sequences)
-        results = dict(zip(short, self.backend(short) if short else [], strict=True))
-        long = [sequence for sequence in sequences if sequence not in results]
-        for group in torch_backend.grouped(long):
-            results |= zip(group, torch_backend.step(self.model, group), strict=True)
-        return [results[sequence] for sequence in sequences]
+        """One step of each, or the part of its prefill that it is to read, and what it generated.
+        In C a long prefill is read in parts, which give the same bits and take less memory."""
+        while self.native and (
+            long := [s for s in sequences if s.n_rows > MAX_ROWS and s.read_at_most(MAX_ROWS // 2)]
+        ):
+            self.backend(long[:1])
+        return self.backend(sequences)

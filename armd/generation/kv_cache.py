@@ -41,26 +41,22 @@ class KVCache:
     def batch(self) -> int:
         return len(self.prefix_state)
 
-    @property
-    def length(self) -> int:
-        """Tokens that a sequence may have."""
-        return self.keys[0].shape[1] - 1
-
     def clear(self) -> None:
         """Forget the sequence that was here."""
         self.prefix_state.zero_()
         self.prefix_rows = 0
 
+    def take(self, other: KVCache, slots: int) -> None:
+        """Begin with the rows that another sequence has in its first slots."""
+        for mine, theirs in zip(self.keys + self.values, other.keys + other.values, strict=True):
+            mine[:, :slots] = theirs[:, :slots]
+
     def split(self) -> list[KVCache]:
         """The same memory as one cache for each sequence."""
+        sides = (zip(*(t.split(1) for t in s), strict=True) for s in (self.keys, self.values))
         return [
-            replace(
-                self,
-                keys=[side[row : row + 1] for side in self.keys],
-                values=[side[row : row + 1] for side in self.values],
-                prefix_state=self.prefix_state[row : row + 1],
-            )
-            for row in range(self.batch)
+            replace(self, keys=[*keys], values=[*values], prefix_state=state)
+            for keys, values, state in zip(*sides, self.prefix_state.split(1), strict=True)
         ]
 
     def keep(self, rows: list[int]) -> None:

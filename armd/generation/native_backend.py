@@ -13,7 +13,7 @@ from .outputs import StepResult, TopLogprob
 from .sequence import Sequence
 
 MAX_ROWS = 4096
-"""A sequence with more rows in a pass than this, the prefill of a long prompt, goes to torch."""
+"""Of a sequence in a pass of its prefill; the rest of a longer one is for other passes."""
 
 
 class SequenceArrays:
@@ -62,6 +62,7 @@ class NativeDecoder:
             struct = sequence.native.struct
             struct.prefix_state = sequence.cache.prefix_state.data_ptr()
             struct.step, struct.prefix_rows = sequence.step, sequence.cache.prefix_rows
+            struct.read, struct.upto = sequence.read, sequence.upto
         sizes = [sequence.n_draws for sequence in sequences]
         if sum(sizes) > len(self.logits):
             self.logits = self.logits.new_empty(sum(sizes), self.logits.shape[1])

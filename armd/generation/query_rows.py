@@ -27,28 +27,34 @@ class QueryRows(NamedTuple):
 
 class GroupRows:
     """What a group of sequences, which take equal steps in one cache, enters in a pass. Before the
-    first step: BOS and all that is given as context, and query rows of what is given (the layers
-    above the two streams keep their keys) and of the first step. Later: what the last step drew,
-    and query rows of the next step. Positions count BOS as 0, so that tokens stand at 1..n."""
+    first step: BOS and what is given as context, all or a part, and query rows of what is given
+    (the layers above the two streams keep their keys) and of the first step. Later: what the last
+    step drew, and query rows of the next step. Positions count BOS as 0, so that tokens stand at
+    1..n."""
 
     def __init__(self, model: ArmdLM, group: list[Sequence]) -> None:
-        step, ends = group[0].step, group[0].plan.step_ends
-        self.model, self.group, self.cache = model, group, group[0].cache
-        self.start, self.length = (1 + ends[step - 1] if step else 0), 1 + ends[step]
+        first, query = group[0], model.config.query
+        step, ends, shift = first.step, first.plan.step_ends, query == "shift"
+        self.model, self.group, self.cache = model, group, first.cache
+        self.start = 1 + ends[step - 1] if step else first.read
+        self.length = 1 + ends[step] if step else first.upto
         """Slots of the context rows of this pass: from `start` to `length`."""
-        self.high_start = ends[step] if step else 0
+        self.high_start = ends[step] if step else first.read if shift else max(first.read - 1, 0)
         """The first slot of the query rows in the layers above the two streams."""
+        end = first.upto - (not shift) if first.partial else ends[step + 1]
         self.context, self.context_at = self._context_rows(
             [range(self.start, self.length)] * len(group)
         )
-        places = (s.plan.position[self.high_start : ends[step + 1]] for s in group)
+        places = (s.plan.position[self.high_start : end] for s in group)
         self.query_at = self._table([p + 1 for p in row] for row in places)
         self.limits: list[Tensor] | None = None
         """What the rows of a prefill see, as in PrefillLimits; None: everything."""
         if step == 0:
             sides = zip(*(s.plan.prefill_limits for s in group), strict=True)
-            self.limits = [self._table(side) for side in sides]
-        self.aggregates = model.config.query in ("prefix", "mean")
+            parts = (slice(self.start, self.length), *[slice(self.high_start, end)] * 2)
+            of_pass = zip(sides, parts, strict=True)
+            self.limits = [self._table(row[part] for row in side) for side, part in of_pass]
+        self.aggregates = query in ("prefix", "mean")
         self.queries = self._prefix_queries() if self.aggregates else self._neighbor_queries()
 
     def _table(self, rows: Iterable[Rows[int]]) -> Int[Tensor, "b m"]:
@@ -107,22 +113,25 @@ class GroupRows:
         """query="prefix" and "mean": query rows start from the prefix aggregation."""
         cache, (batch, m), k = self.cache, self.context_at.shape, self.query_at.shape[1]
         key, query = cache.code[self.context_at], cache.code[self.query_at]
-        cache.prefix_state = append_to_state(cache.prefix_state, key, self.context)
+        before = cache.prefix_state
+        cache.prefix_state = append_to_state(before, key, self.context)
         if self.limits is None:
             count, sums = torch.full_like(self.query_at, self.length), query @ cache.prefix_state
         else:
             count = self.limits[1]
-            sums = prefix_sums_in_blocks(query, key, self.context, count)
+            sums = prefix_sums_in_blocks(query, key, self.context, count - self.start)
+            sums = sums + query @ before if self.start else sums
         keep = torch.arange(m, m + k, device=sums.device).expand(batch, k)
         return QueryRows(self.model.first_query_from_sums(sums, count), self.query_at, keep)
 
     def _neighbor_queries(self) -> QueryRows:
         """query="neighbor": a token is predicted by the context row of the token before it. It
         needs a query row of its own only where that row is older, or sees less, or is not there.
-        With "shift" the last context row always predicts."""
+        With "shift" the last context row always predicts. Of a part of a prefill one row is kept,
+        which nothing reads."""
         group, m, extra = self.group, self.length - self.start, []
         slots = [[self.length - 1]] * len(group)
-        if self.model.config.query == "neighbor":
+        if self.model.config.query == "neighbor" and not group[0].partial:
             slots = [[s.plan.rank[p - 1] + 1 if p else 0 for p in s.next_positions] for s in group]
             needed = ([s.plan.needs_extra_row[p] for p in s.next_positions] for s in group)
             extra = [j for j, of_each in enumerate(zip(*needed, strict=True)) if any(of_each)]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import torch
 
 from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
+from ..model.sampling import NOT_FINITE, Sampling
 from .kv_cache import KVCache
 from .outputs import StepResult, TokenOutput, TopLogprob
 from .plan import DecodePlan, check
-from .sampling import NOT_FINITE, Sampling
 
 
 class Sequence:
@@ -48,6 +49,9 @@ class Sequence:
                 self.seen[token] |= known
         self.step = 0
         """Steps taken."""
+        self.read, self.upto, self.partial = 0, 1 + plan.step_ends[0], False
+        """Of the prefill: how many slots of the cache, BOS in the first, have their rows now, and
+        after the next pass; whether that pass is a part of the prefill, and draws nothing."""
         self.failed = False
         """Its logits were not finite."""
         self.end: int | None = None
@@ -64,26 +68,34 @@ class Sequence:
 
     @property
     def n_draws(self) -> int:
-        """How many tokens its next step has."""
+        """How many tokens its next pass draws."""
         ends = self.plan.step_ends
-        return ends[self.step + 1] - ends[self.step]
+        return 0 if self.partial else ends[self.step + 1] - ends[self.step]
 
     @property
     def n_rows(self) -> int:
-        """How many rows it has in its next forward pass, if every token has a query row."""
+        """The most rows that it has in its next forward pass: every token has a query row."""
         step, ends = self.step, self.plan.step_ends
-        return ends[step + 1] - ends[step - 1] if step else 1 + ends[0] + ends[1]
+        given = self.upto - self.read
+        return ends[step + 1] - ends[step - 1] if step else 2 * given + self.n_draws
 
     @property
     def next_positions(self) -> list[int]:
         ends = self.plan.step_ends
         return self.plan.position[ends[self.step] : ends[self.step + 1]]
 
-    @property
-    def last_positions(self) -> list[int]:
-        """Those of its last step; before the first, those of the prefill."""
-        step, ends = self.step, self.plan.step_ends
-        return self.plan.position[ends[step - 1] if step else 0 : ends[step]]
+    def read_at_most(self, tokens: int) -> bool:
+        """Let the next pass, if it is one of the prefill, have about so many given tokens; whether
+        that leaves some for later ones. Blocks stay whole."""
+        if self.step:
+            return False
+        there, count, block = max(self.read - 1, 0), self.plan.step_ends[0], self.plan.block
+        cut = there + tokens
+        if cut < count:
+            begin = bisect_left(block, block[cut], 0, count)
+            cut = begin if begin > there else bisect_right(block, block[cut], 0, count)
+        self.upto, self.partial = 1 + min(cut, count), cut < count
+        return self.partial
 
     def store(self, tokens: list[int], logps: list[float]) -> None:
         """Write down what was drawn for the next step."""
@@ -95,6 +107,11 @@ class Sequence:
         probable tokens at each of its positions, as many as are to be reported."""
         if self.failed:
             return ArmdError(NOT_FINITE)
+        if self.step == 0:
+            self.read = self.upto
+            if self.partial:
+                self.upto, self.partial = 1 + self.plan.step_ends[0], False
+                return ()
         wanted, known, tokens, logp = self.next_positions, self.plan.known, self.tokens, self.logp
         self.step += 1
         if self.seen is not None:

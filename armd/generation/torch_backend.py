@@ -14,10 +14,10 @@ from ..model.adapted_linear import taken
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
+from ..native.sample import draw
 from .kv_cache import CacheWindow
 from .outputs import StepResult, TopLogprob
 from .query_rows import GroupRows
-from .sampling import draw
 from .sequence import Sequence
 
 
@@ -29,7 +29,8 @@ def step(model: ArmdLM, sequences: list[Sequence]) -> list[StepResult]:
     logits = model.logits(torch.cat(rows)).split(list(map(len, rows)))
     results: dict[Sequence, StepResult] = {}
     for group, own in zip(groups, logits, strict=True):
-        results |= zip(group, _sample(group, own.view(len(group), -1, own.shape[1])), strict=True)
+        each = own.view(len(group), len(own) // len(group), own.shape[1])
+        results |= zip(group, _sample(group, each), strict=True)
     return [results[sequence] for sequence in sequences]
 
 
@@ -51,6 +52,8 @@ def grouped(sequences: Iterable[Sequence]) -> list[list[Sequence]]:
 def _sample(group: list[Sequence], logits: Float[Tensor, "b k v"]) -> list[StepResult]:
     """Draw the tokens of the group's next step."""
     first, seen = group[0], None
+    if first.partial:
+        return [sequence.advance([]) for sequence in group]
     begin = first.plan.step_ends[first.step]
     end = begin + first.n_draws
     uniform = torch.tensor([s.uniform[begin:end].tolist() for s in group], dtype=torch.float64)
@@ -92,7 +95,8 @@ def forward(model: ArmdLM, groups: list[list[Sequence]]) -> list[Float[Tensor, "
     found = []
     for own, rows in zip(inputs, hidden[0].split(kept), strict=True):
         wanted = own.group[0].n_draws  # the last ones; in a prefill there are rows of what is given
-        found.append(rows.view(len(own.group), -1, rows.shape[1])[:, -wanted:].flatten(0, 1))
+        rows = rows.view(len(own.group), -1, rows.shape[1])
+        found.append(rows[:, rows.shape[1] - wanted :].flatten(0, 1))
     final = model.norm(torch.cat(found)[None])[0]
     return list(final.split(list(map(len, found))))
 

@@ -46,45 +46,67 @@ class Parts:
     """Those of a group follow one another, and the keys that are not moved come first."""
 
 
+def parts_of_limits(limit: Int[Tensor, "b n"], copies: int, dtype: torch.dtype) -> Parts:
+    """Where no key is moved: a group sees the keys up to the largest limit of its rows."""
+    listed = []
+    for rows in _groups(limit.amax(0)):
+        seen = torch.arange(int(limit[:, rows].max()), device=limit.device)
+        kept = seen < limit[:, rows, None]
+        listed.append(_part(kept, rows, [slice(0, len(seen))], 0, copies, dtype))
+    return Parts(None, None, copies, listed)
+
+
 def cut_in_parts(
-    seen: Bool[Tensor, "b n m"], times: Int[Tensor, "b n m"] | None, copies: int, dtype: torch.dtype
+    limit: Int[Tensor, "b n"], times: Int[Tensor, "b n m"], copies: int, dtype: torch.dtype
 ) -> Parts:
-    """`times`: how often a row moves a key, 0 if that is not on its right; None: none is. Several
-    texts are cut alike, in their own order."""
+    """`times`: how often a row moves a key, 0 if that is not on its right. Several texts are cut
+    alike, in their own order."""
     rows = keys = None
     few = torch.int16  # a quarter of what indices take: there are rows times keys of them
-    moves = torch.where(seen, 0 if times is None else times.to(few), -1).to(few)
-    cut = _cut(moves)
-    if times is not None and len(times) == 1:
+    unseen = torch.arange(times.shape[2], device=limit.device) >= limit[..., None]
+    moves = times.to(few).masked_fill(unseen, -1)
+    cut = _cut(moves, _groups(limit.amax(0)))
+    if len(times) == 1:
         # the further left, the more keys are on the right of a row, and the fewer rows on the left
         # of a key
         right = times[0] > 0
-        by_place = (
-            right.sum(1).argsort(descending=True, stable=True),
-            right.sum(0).argsort(stable=True),
-        )
-        placed = moves[:, by_place[0]][..., by_place[1]]
-        other = _cut(placed)
-        if _cost(other) < _cost(cut):
-            (rows, keys), moves, cut = by_place, placed, other
-    return Parts(rows, keys, copies, [_part(moves, *piece, copies, dtype) for piece in cut])
+        rows_by_place = right.sum(1, dtype=torch.int32).argsort(descending=True, stable=True)
+        groups = _groups(limit[0, rows_by_place])
+        moved = moves[0].amax(1).clamp(0, 2)[rows_by_place].tolist()
+        calls = sum(1 + max(moved[group]) for group in groups)
+        if int(limit.sum()) + calls * CALL < _cost(cut):  # about what it costs at least
+            keys_by_place = right.sum(0, dtype=torch.int32).argsort(stable=True)
+            placed = moves[:, rows_by_place][..., keys_by_place]
+            other = _cut(placed, groups)
+            if _cost(other) < _cost(cut):
+                rows, keys, moves, cut = rows_by_place, keys_by_place, placed, other
+    listed = []
+    for own, seen, k in cut:
+        kept = torch.cat([moves[:, own, key] for key in seen], -1) == k
+        listed.append(_part(kept, own, seen, k, copies, dtype))
+    return Parts(rows, keys, copies, listed)
 
 
-def _cut(moves: Int[Tensor, "b n m"]) -> list[tuple[slice, list[slice], int]]:
-    """Groups of rows, the keys that they see, and how often those are moved. A group ends where the
-    next row sees far fewer keys: there a stream begins."""
-    found, most = [], int(moves.max())
-    count = (moves >= 0).sum(2).amax(0)
-    starts = (count.diff() < -GROUP).nonzero().flatten() + 1
-    ends = [0, *starts.tolist(), len(count)]
-    for first, last in pairwise(ends):
+def _groups(count: Int[Tensor, "n"]) -> list[slice]:
+    """Of rows that see so many keys each. A group ends where the next row sees far fewer: there a
+    stream begins."""
+    found, starts = [], (count.diff() < -GROUP).nonzero().flatten() + 1
+    for first, last in pairwise([0, *starts.tolist(), len(count)]):
         pieces = max(1, round((last - first) / GROUP))
         cuts = [first + (last - first) * k // pieces for k in range(pieces + 1)]
-        for rows in map(slice, cuts, cuts[1:]):
-            for k in range(most + 1):
-                if keys := _runs((moves[:, rows] == k).any(1).any(0)):
-                    found.append((rows, keys, k))
+        found += map(slice, cuts, cuts[1:])
     return found
+
+
+def _cut(moves: Int[Tensor, "b n m"], groups: list[slice]) -> list[tuple[slice, list[slice], int]]:
+    """Groups of rows, the keys that they see, and how often those are moved."""
+    most = int(moves.max())
+    found = [
+        (rows, _runs((moves[:, rows] == k).any(1).any(0)), k)
+        for rows in groups
+        for k in range(most + 1)
+    ]
+    return [piece for piece in found if piece[1]]
 
 
 def _runs(seen: Bool[Tensor, "m"]) -> list[slice]:
@@ -108,9 +130,14 @@ def lengths(keys: list[slice]) -> list[int]:
 
 
 def _part(
-    moves: Tensor, rows: slice, keys: list[slice], times: int, copies: int, dtype: torch.dtype
+    kept: Bool[Tensor, "b n m"],
+    rows: slice,
+    keys: list[slice],
+    times: int,
+    copies: int,
+    dtype: torch.dtype,
 ) -> Part:
-    kept = torch.cat([moves[:, rows, key] for key in keys], -1) == times
+    """`kept`: which of these keys each row sees."""
     kept = kept[:, None].repeat_interleave(copies, 2)
     added = None if bool(kept.all()) else torch.zeros_like(kept, dtype=dtype)
     if added is not None:

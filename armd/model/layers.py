@@ -84,9 +84,10 @@ def right_keys(
     apart: with `right_offset` they are read as if they stood before it."""
     if not (config.right_bias or config.right_offset):
         return None
-    distance = keys_at[:, None] - rows_at[..., None]
+    keys, rows = keys_at.int()[:, None], rows_at.int()[..., None]  # there are many pairs
     if not config.right_offset:
-        return RightKeys((distance > 0).int(), None)
+        return RightKeys((keys > rows).to(torch.int16), None)
+    distance = keys - rows
     most = -(-int(distance.max()) // config.right_offset)
     moves = torch.arange(1, max(0, most) + 1, device=distance.device) * config.right_offset
     # a key that is further away than k moves is moved once more; a division would take long

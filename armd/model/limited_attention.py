@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from .attention_parts import GROUP, Part, Parts, cut_in_parts, lengths
+from .attention_parts import GROUP, Part, Parts, cut_in_parts, lengths, parts_of_limits
 from .cpu_ops import apply_rope
 from .shapes import Float, Int, Tensor
 
@@ -56,8 +56,10 @@ class LimitMask:
     def parts(self, copies: int, dtype: torch.dtype) -> Parts:
         """The same in groups of rows."""
         if (key := (copies, dtype)) not in self.made:
-            times = None if self.right is None else self.right.times
-            self.made[key] = cut_in_parts(self.dense()[:, 0], times, copies, dtype)
+            if self.right is None:
+                self.made[key] = parts_of_limits(self.limit, copies, dtype)
+            else:
+                self.made[key] = cut_in_parts(self.limit, self.right.times, copies, dtype)
         return self.made[key]
 
     def texts(self) -> list["LimitMask"]:

@@ -10,14 +10,14 @@ typedef struct {
     long context, query;
 } counts;
 
-static long tokens_drawn(const sequence *s) {
-    return s->step_ends[s->step + 1] - s->step_ends[s->step];
+/* The first token that has a query row: in the prefill the given tokens have one, too. */
+static long first_query(const sequence *s) {
+    return s->step ? s->step_ends[s->step] : s->read ? s->read - 1 : 0;
 }
 
 static counts counts_of(const sequence *s) {
-    const long there = s->step_ends[s->step], drawn = tokens_drawn(s);
-    if (s->step) return (counts){there - s->step_ends[s->step - 1], drawn};
-    return (counts){1 + there, there + drawn};
+    const long there = slots_used(s);
+    return (counts){there - first_slot(s), there - 1 + tokens_drawn(s) - first_query(s)};
 }
 
 static void add(counts *sum, counts one) {
@@ -26,37 +26,36 @@ static void add(counts *sum, counts one) {
 
 typedef struct {
     forward_input *inputs;
-    long *context_at, *query_at;
+    long *context_at, *query_at, *visible;
     float *context, *rows;
 } row_buffers;
 
 static int alloc_rows(row_buffers *b, long count, counts all, long d) {
-    b->inputs = malloc(sizeof(forward_input) * count + sizeof(long) * (all.context + all.query) +
+    b->inputs = malloc(sizeof(forward_input) * count + 2 * sizeof(long) * (all.context + all.query) +
                        sizeof(float) * (all.context + all.query) * d);
     if (!b->inputs) return -1;
     b->context_at = (long *)(b->inputs + count), b->query_at = b->context_at + all.context;
-    b->context = (float *)(b->query_at + all.query), b->rows = b->context + all.context * d;
+    b->visible = b->query_at + all.query;
+    b->context = (float *)(b->visible + all.context + all.query);
+    b->rows = b->context + all.context * d;
     return 0;
 }
 
-/* Context rows are the tokens of the step before; in the first pass BOS and all known tokens of the
- * prefill. */
+/* Context rows are the tokens of the step before; in the prefill BOS and known tokens. */
 static void gather_inputs(const row_buffers *b, const network *net, const sequence *s, counts before,
                           counts own, long i) {
-    const long d = net->layers->query.depth, end = s->step_ends[s->step + 1];
-    const long there = s->step_ends[s->step], from = s->step ? s->step_ends[s->step - 1] : 0;
+    const long d = net->layers->query.depth, low = first_slot(s), high = first_query(s);
     long *context_at = b->context_at + before.context, *query_at = b->query_at + before.query;
     float *context = b->context + before.context * d;
-    if (!s->step) {
-        memcpy(context, net->bos, sizeof(float) * d);
-        *context_at++ = 0, context += d;
+    for (long slot = low; slot < low + own.context; slot++, context += d) {
+        const long at = slot ? s->position[slot - 1] : -1;
+        if (slot)
+            token_row(net, s->tokens[at], 0, d, context);
+        else
+            memcpy(context, net->bos, sizeof(float) * d);
+        *context_at++ = at + 1;
     }
-    for (long j = from; j < there; j++, context += d) {
-        token_row(net, s->tokens[s->position[j]], 0, d, context);
-        *context_at++ = s->position[j] + 1;
-    }
-    for (long j = end - own.query; j < end; j++) *query_at++ = s->position[j] + 1;
-    const long low = s->step ? 1 + from : 0, high = s->step ? there : 0;
+    for (long j = high; j < high + own.query; j++) *query_at++ = s->position[j] + 1;
     b->inputs[i] = (forward_input){
         .keys = s->keys, .values = s->values,
         .prefix_state = s->prefix_state, .new_prefix_state = s->prefix_state,
@@ -65,8 +64,11 @@ static void gather_inputs(const row_buffers *b, const network *net, const sequen
         .high_start = high, .high_length = high + own.query, .padding_slot = s->padding_slot,
         .bf16 = s->bf16_cache};
     if (s->step) return;
-    b->inputs[i].strict = s->strict;
-    b->inputs[i].low_limit = s->low_limit, b->inputs[i].high_limit = s->high_limit;
+    long *visible = b->visible + before.context + before.query;
+    memcpy(visible, s->low_limit + low, sizeof(long) * own.context);
+    memcpy(visible + own.context, s->strict + high, sizeof(long) * own.query);
+    b->inputs[i].strict = s->strict + high;
+    b->inputs[i].low_limit = visible, b->inputs[i].high_limit = s->high_limit + high;
 }
 
 /* `out`, (tokens to draw, d), gets the final rows that are sampled from. -1 if there is no memory. */
@@ -105,7 +107,7 @@ typedef struct {
 } scratch;
 
 static int alloc(scratch *k, long drawn, long d) {
-    k->sampling = malloc(drawn * (sizeof(sampling) + sizeof(char *) + 2 * sizeof(double) +
+    k->sampling = malloc(1 + drawn * (sizeof(sampling) + sizeof(char *) + 2 * sizeof(double) +
                                   2 * sizeof(long) + d * sizeof(float)));
     if (!k->sampling) return -1;
     k->seen = (const unsigned char **)(k->sampling + drawn);
@@ -134,7 +136,7 @@ static void store_outputs(const scratch *k, sequence *s, long from, long drawn) 
         s->tokens[at] = k->token[from + j], s->logp[at] = k->logp[from + j];
         if (s->seen) s->seen[k->token[from + j]] = 1;
     }
-    s->step++;
+    if (slots_used(s) > s->step_ends[s->step]) s->step++;
 }
 
 /* The n_top largest of each row of logits, the largest first, as log-probabilities. */

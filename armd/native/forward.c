@@ -36,7 +36,7 @@ static void add_rows(const forward_input *s, const float *state, const float *co
     }
 }
 
-/* Prefix sums of all query rows of a sequence. In its first pass they may sum over unlike numbers of
+/* Prefix sums of all query rows of a sequence. In its prefill they may sum over unlike numbers of
  * context rows, and those with equal numbers go together. Later all sum over all rows. */
 static void aggregate(const forward_input *s, const float *code, long codes, const long *context_at,
                       const long *query_at, const float *x, long d, long at, float *out) {
@@ -45,9 +45,9 @@ static void aggregate(const forward_input *s, const float *code, long codes, con
     long row = 0, k = 0;
     while (k < s->n_query || row < s->n_context) {
         long last = k, to = s->n_context;
-        if (k < s->n_query && s->strict && s->low_start == 0) {
-            to = s->strict[k];
-            while (last < s->n_query && s->strict[last] == to) last++;
+        if (k < s->n_query && s->strict) {
+            to = s->strict[k] - s->low_start;
+            while (last < s->n_query && s->strict[last] == s->strict[k]) last++;
         } else
             last = s->n_query;
         add_rows(s, state, code, codes, context_at, query_at, x, d, row, to, k, last, at, width, out);

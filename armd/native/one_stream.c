@@ -21,14 +21,6 @@ typedef struct {
     long n_rows, n_wanted, n_unknown;
 } row_buffers;
 
-static long tokens_drawn(const sequence *s) {
-    return s->step_ends[s->step + 1] - s->step_ends[s->step];
-}
-
-/* The first slot of the context rows of this step, and the number of slots with them. */
-static long first_slot(const sequence *s) { return s->step ? 1 + s->step_ends[s->step - 1] : 0; }
-static long slots_used(const sequence *s) { return 1 + s->step_ends[s->step]; }
-
 static int alloc(row_buffers *b, sequence *const *sequences, long count, long d, long width) {
     long context = 0, drawn = 0;
     for (long i = 0; i < count; i++) {

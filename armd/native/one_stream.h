@@ -19,6 +19,8 @@ typedef struct {
     sampling sampling;
     long padding_slot; /* as in `forward_input` */
     long step;         /* index of its next step */
+    long read, upto;   /* step 0: slots whose rows are in the cache before and after this pass. Where
+                        * `upto` is less than all slots of the prefill, nothing is drawn. */
     long broken;       /* its logits were NaN or infinite; it cannot go on */
     long prefix_rows;  /* NEIGHBOR: how many context rows prefix_state sums over so far */
     long bf16_cache;   /* keys and values are bf16 numbers, not floats */
@@ -26,6 +28,19 @@ typedef struct {
     long *top_token;   /* (tokens of a step, n_top): those of the last step */
     double *top_logp;
 } sequence;
+
+/* The slots of the context rows of this pass: from the first to the number of slots used. */
+static inline long first_slot(const sequence *s) {
+    return s->step ? 1 + s->step_ends[s->step - 1] : s->read;
+}
+static inline long slots_used(const sequence *s) {
+    return s->step ? 1 + s->step_ends[s->step] : s->upto;
+}
+
+static inline long tokens_drawn(const sequence *s) {
+    const long there = s->step_ends[s->step];
+    return slots_used(s) <= there ? 0 : s->step_ends[s->step + 1] - there;
+}
 
 int one_stream_pass(const network *net, sequence *const *sequences, long count, const float *code,
                     const float *rope, float *out);

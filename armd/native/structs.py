@@ -85,9 +85,8 @@ class NativeSequence(ctypes.Structure):
         *((name, c_void_p) for name in ("step_ends", "uniform", "known", "tokens", "logp")),
         *((name, c_void_p) for name in ("strict", "low_limit", "high_limit", "seen")),
         ("sampling", NativeSampling),
-        *((name, c_long) for name in ("padding_slot", "step", "broken", "prefix_rows")),
-        ("bf16_cache", c_long),
-        ("n_top", c_long),
+        *((name, c_long) for name in ("padding_slot", "step", "read", "upto")),
+        *((name, c_long) for name in ("broken", "prefix_rows", "bf16_cache", "n_top")),
         *((name, c_void_p) for name in ("top_token", "top_logp")),
     )
 

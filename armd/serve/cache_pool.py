@@ -13,6 +13,8 @@ class CachePool:
     """The KV caches of the slots, made once and used again and again."""
 
     free: list[KVCache] = field(default_factory=list)
+    held: dict[int, tuple[KVCache, object]] = field(default_factory=dict)
+    """Which prompt's rows a cache has, by its id: also after the sequence there has ended."""
 
     @classmethod
     def of(cls, model: ArmdLM, slots: int) -> "CachePool":
@@ -24,7 +26,12 @@ class CachePool:
 
     def clear(self, cache: KVCache) -> KVCache:
         cache.clear()
+        self.held.pop(id(cache), None)
         return cache
+
+    def holding(self, prompt: object) -> KVCache | None:
+        """A cache that has this prompt's rows."""
+        return next((cache for cache, own in self.held.values() if own is prompt), None)
 
 
 IN_A_CORE = 16 * 2**20

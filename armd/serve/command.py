@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -68,6 +69,10 @@ LIMITS: dict[str, tuple[float, float]] = {
 }
 
 
+DRAIN_SECONDS, DRAIN_TICKS = 0.2, 4
+"""After a signal the server listens for so long, in so many ticks of its loop at least."""
+
+
 def check(job: Serving) -> None:
     for name, (low, high) in LIMITS.items():
         value = getattr(job, name)
@@ -125,11 +130,24 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
     """uvicorn's server, which says when it listens, and stops the engine first."""
     import uvicorn
 
+    from .connections import TakeAll
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            self.taken = [TakeAll(self, one) for one in sockets or ()]
             if self.started and ready is not None:
                 ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for _ in range(DRAIN_TICKS):  # who connected before the signal is heard and answered
+                if not self.force_exit:
+                    await asyncio.sleep(DRAIN_SECONDS / DRAIN_TICKS)
+            for one in self.taken:
+                one.close()
+            await super().shutdown(sockets)
+            if self.force_exit:  # uvicorn leaves it to be cancelled, with a traceback
+                await self.lifespan.shutdown()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             # not uvicorn's own, which would kill the process with the same signal in the end
@@ -186,7 +204,7 @@ def warm_up(service: Service) -> None:
     import torch
 
     from ..generation.plan import from_prompts
-    from ..generation.sampling import Sampling
+    from ..model.sampling import Sampling
     from .events import Failed, StepEvent
     from .metrics import Metrics
     from .requests import GenerationRequest

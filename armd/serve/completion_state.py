@@ -85,6 +85,7 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
         known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
         limited = asked.model_copy(update={"streams": max(1, min(asked.streams, blanks))})
         limited = limited if blanks < new_tokens(asked) else asked
+        plan = None
         for _ in range(count):
             index = len(state.texts)
             text = ChoiceState(index, ids, IncrementalText(tokenizer, len(ids), stops), len(shown))
@@ -92,7 +93,9 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
                 text.echo = IncrementalText(tokenizer, 0)
             if blanks:
                 whole = [*ids, *[0] * blanks, *suffix]
-                state.plans.append(service.plan(whole, known, limited, (state.seed, index)))
+                if plan is None or asked.order == "random":
+                    plan = service.plan(whole, known, limited, (state.seed, index))
+                state.plans.append(plan)
             else:
                 text.finish = "length"
             state.texts.append(text)

@@ -2,8 +2,9 @@
 
 It has a number of slots, each with a KV cache of its own (continuous batching). Between two steps
 finished and cancelled sequences leave their slots, and waiting ones take them: their prompts enter
-with the next pass, beside the blocks of the others. A sequence's random numbers are its own, and a
-pass shares nothing but products row by row, so everyone gets the text they would get alone.
+with the next passes, in parts, beside the blocks of the others. A sequence's random numbers are its
+own, and a pass shares nothing but products row by row, so everyone gets the text they would get
+alone.
 """
 
 import math
@@ -26,20 +27,15 @@ from ..native.library import release_threads
 from .cache_pool import CachePool, threads_for
 from .events import Callback, Ended, Event, Failed, StepEvent
 from .metrics import Metrics
-from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown
+from .prefill import begin, keep_prompt, share_pass
+from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
+from .shares import Shares
 
 FLUSH_INTERVAL = 0.002
 """Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
 together. The first of a text, and its end, go at once; nothing waits for an exclusive call or a
 prompt."""
-
-PASSES_SHARE = 4.0
-"""Seconds of passes for each second of scoring, while there is work of both kinds."""
-
-TURNAROUND = 0.02
-"""Seconds after a pass in which the next texts of those who were served are still expected. Clients
-that end together leave no text to write for a moment, which must not be a turn of scoring."""
 
 
 class Engine:
@@ -63,10 +59,7 @@ class Engine:
         self.metrics = Metrics()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.scores = ScoreQueue()
-        self.owed = 0.0
-        """Seconds of passes that come before the next texts are scored."""
-        self.last_pass = -math.inf
+        self.scores, self.shares = ScoreQueue(), Shares()
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
@@ -90,7 +83,8 @@ class Engine:
         end. With `later`, an engine at rest is woken by what is handed to it."""
         with self.wake:
             self._check(len(requests))
-            scheduled = [ScheduledRequest(request, time.monotonic()) for request in requests]
+            now, one = time.monotonic(), object()
+            scheduled = [ScheduledRequest(request, now, one) for request in requests]
             self.waiting.extend(scheduled)
         later(self._wake)
         return scheduled
@@ -155,8 +149,11 @@ class Engine:
                 if self.active:
                     self._step()
                 self._score()
-                if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
-                    self._deliver()
+                self._deliver_if_due()
+
+    def _deliver_if_due(self) -> None:
+        if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
+            self._deliver()
 
     def _deliver(self) -> None:
         """Flush the outbox."""
@@ -166,21 +163,26 @@ class Engine:
                 self.deliver(outbox)
 
     def _admit(self) -> bool:
-        """Wait for work, clear the slots and give them to waiting requests; False at the end."""
+        """Wait for work, and fill the slots; False at the end."""
         with self.wake:
             while not (self.active or self.waiting or self.exclusive):
-                pause = self._pause() if self.scores.waiting else None
+                pause = self.shares.pause() if self.scores.waiting else None
                 if pause == 0:
                     break
                 if self.stopping and pause is None:
                     return False
                 self.wake.wait(pause)
-            self._expire(time.monotonic())
-            while self.waiting and self.pool.free:
-                entry = self.waiting.popleft()
-                entry.cache = self.pool.free.pop()
-                self.active.append(entry)
+            self._fill_slots()
         return True
+
+    def _fill_slots(self) -> None:
+        """Clear the slots and give them to waiting requests."""
+        self._expire(time.monotonic())
+        while self.waiting and self.pool.free:
+            entry = next_of(self.waiting, self.active)
+            self.waiting.remove(entry)
+            entry.cache = self.pool.free.pop()
+            self.active.append(entry)
 
     def _expire(self, now: float) -> None:
         """End what has had its time, drop what nobody waits for."""
@@ -220,31 +222,39 @@ class Engine:
             future.set_exception(error)
 
     def _score(self) -> None:
-        """A batch of texts to be scored, if it is their turn: by time, so that many or long ones
-        take no more from the texts being generated than few."""
-        if not self.scores.waiting or (self.owed > 0 and (self.active or self._pause())):
+        """A batch of texts to be scored, if it is their turn."""
+        shares = self.shares
+        if not self.scores.waiting or (shares.owed > 0 and (self.active or shares.pause())):
             return
         self._deliver()  # it may take long
         with self.wake:
             batch = self.scores.take()
         if batch:
-            start = time.perf_counter()
-            self.scores.run(self.model, batch)
-            self.owed = PASSES_SHARE * (time.perf_counter() - start)
+            shares.scored(self.scores.run(self.model, batch, self._turn))
 
-    def _pause(self) -> float:
-        """Seconds for which scoring waits for texts to be written."""
-        left = self.last_pass + TURNAROUND - time.monotonic()
-        return max(0.0, left) if self.owed > 0 else 0.0
+    def _turn(self, seconds: float) -> None:
+        """In the middle of scoring, after so many seconds of it: the passes that are owed."""
+        self.shares.scored(seconds)
+        while self.shares.owed > 0:
+            with self.wake:
+                self._fill_slots()
+            if not self.active:
+                break
+            self._step()
+            self._deliver_if_due()
+        self._deliver()  # scoring goes on
+        if time.monotonic() >= self.cut_at:
+            raise ShuttingDown("the server is shutting down")
 
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
         start = time.perf_counter()
-        if any(entry.sequence is None for entry in self.active):
+        if any(entry.sequence is None or not entry.sequence.step for entry in self.active):
             self._deliver()  # a prompt may take long
-        for entry in list(self.active):
-            self._begin(entry)
-        scheduled = list(self.active)
+            for entry in list(self.active):
+                self._begin(entry)
+            share_pass(self.active)
+        scheduled = [entry for entry in self.active if entry.sequence]
         if not scheduled:
             return
         sequences = [entry.sequence for entry in scheduled if entry.sequence]
@@ -257,29 +267,19 @@ class Engine:
         for entry, sequence, result in zip(scheduled, sequences, results, strict=True):
             if isinstance(result, Exception):
                 self._finish(entry, Failed(repr(result)))
+            elif not sequence.step:
+                keep_prompt(self.pool, entry, sequence)
             elif not entry.cancelled:
                 self._emit(entry, sequence, result)
         seconds = time.perf_counter() - start
         self.metrics.passes += 1
         self.metrics.rows += len(scheduled)
         self.metrics.busy_seconds += seconds
-        self.owed -= seconds
-        self.last_pass = time.monotonic()
+        self.shares.passed(seconds)
 
     def _begin(self, entry: ScheduledRequest) -> None:
-        if entry.sequence is not None or entry.cache is None:
-            return
-        request = entry.request
         try:
-            entry.sequence = Sequence(
-                self.model,
-                request.plan,
-                self.pool.clear(entry.cache),
-                sampling=request.sampling,
-                generator=request.generator,
-                eos=request.eos,
-                top_logprobs=request.top_logprobs,
-            )
+            begin(self.model, self.pool, entry)
         except Exception as error:  # one request's failure is not the others'
             self._finish(entry, Failed(repr(error)))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,10 @@ if TYPE_CHECKING:
 
     from ..generation.kv_cache import KVCache
     from ..generation.plan import DecodePlan
-    from ..generation.sampling import Sampling
     from ..generation.sequence import Sequence
+    from ..model.sampling import Sampling
     from .events import Callback
+    from .prefill import SharedPrompt
 
 
 class QueueFull(Exception):
@@ -41,6 +44,8 @@ class GenerationRequest:
     """How many of the most probable tokens to report with each token."""
     deadline: float = math.inf
     """time.monotonic() after which it ends with what it has."""
+    prompt: SharedPrompt | None = None
+    """What it is given, if other sequences are given the same."""
 
 
 @dataclass(eq=False)
@@ -49,8 +54,19 @@ class ScheduledRequest:
 
     request: GenerationRequest
     arrived: float
+    together: object
+    """The same for all sequences of one request."""
     sequence: Sequence | None = None
     cache: KVCache | None = None
     """Its slot's."""
     cancelled: bool = False
     """Nobody waits for it any more."""
+
+
+def next_of(
+    waiting: Iterable[ScheduledRequest], active: Iterable[ScheduledRequest]
+) -> ScheduledRequest:
+    """Which of the waiting ones has the next slot: of the request with the fewest slots the first,
+    so that a request of many sequences does not keep others waiting for all of them."""
+    slots = Counter(id(entry.together) for entry in active)
+    return min(waiting, key=lambda entry: slots[id(entry.together)])

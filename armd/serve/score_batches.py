@@ -1,8 +1,11 @@
-"""Texts to be scored: several in one forward pass, each padded behind its end."""
+"""Texts to be scored: several in one forward pass, each padded behind its end. In the middle of a
+long pass others have their turns."""
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +16,8 @@ from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 
 TURN_SECONDS = 0.05
-"""How long a batch of texts may take, if it has more than one."""
+"""How long a batch of texts may take, if it has more than one; and after how long, or little more,
+a longer one makes way for others."""
 ROWS = 128
 """Rows of logits in memory at a time."""
 
@@ -58,19 +62,56 @@ class ScoreQueue:
                 batch.append(job)
         return batch
 
-    def run(self, model: ArmdLM, batch: list[ScoreJob]) -> None:
-        """Score a batch and hand out the results, or what went wrong."""
-        start = time.perf_counter()
+    def run(self, model: ArmdLM, batch: list[ScoreJob], turn: Callable[[float], None]) -> float:
+        """Score a batch and hand out the results, or what went wrong. `turn` is called where others
+        may have their turn, with the seconds since the last one; those since then are returned."""
+        clock = PartClock(turn)
         try:
-            found = score_texts(model, batch)
+            with before_each_part(model, clock.part):
+                found = score_texts(model, batch)
         except BaseException as error:
             for job in batch:
                 job.future.set_exception(error)
-            return
+            return clock.since()
+        rest = clock.since()
         tokens = len(batch) * max(len(job.tokens) for job in batch)
-        self.tokens_per_second = tokens / (time.perf_counter() - start)
+        self.tokens_per_second = tokens / (clock.spent + rest)
         for job, scores in zip(batch, found, strict=True):
             job.future.set_result(scores)
+        return rest
+
+
+class PartClock:
+    """Seconds that a pass takes, without those of the turns of others."""
+
+    def __init__(self, turn: Callable[[float], None]) -> None:
+        self.turn, self.spent, self.begin, self.inside = turn, 0.0, time.perf_counter(), False
+
+    def since(self) -> float:
+        """Seconds since the last turn."""
+        return time.perf_counter() - self.begin
+
+    def part(self) -> None:
+        """A part of the pass is over."""
+        seconds = self.since()
+        if self.inside or seconds < TURN_SECONDS:  # others may go through the same layers
+            return
+        self.inside, self.spent = True, self.spent + seconds
+        try:
+            self.turn(seconds)
+        finally:
+            self.inside, self.begin = False, time.perf_counter()
+
+
+@contextmanager
+def before_each_part(model: ArmdLM, call: Callable[[], None]) -> Iterator[None]:
+    """Inside, `call` is called before each module that a pass goes through."""
+    hooks = [part.register_forward_pre_hook(lambda *_: call()) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.no_grad()

@@ -14,15 +14,16 @@ from ..data.chat_template import ChatTemplate
 from ..data.tokenizer import TextTokenizer
 from ..errors import ArmdError
 from ..generation.plan import DecodePlan, check, completing, strided
-from ..generation.sampling import Sampling
 from ..model import order as orders
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
+from ..model.sampling import Sampling
 from ..runtime.seeds import generators_per_row, seeded
 from .detokenizer import ServerTokenizer
 from .engine import Engine
 from .errors import Gone, Refusal
 from .events import Callback, Event
+from .prefill import shared_prompts
 from .requests import GenerationRequest, ScheduledRequest
 from .schema import Choosing
 from .score_batches import ScoreJob, TokenScores
@@ -116,6 +117,7 @@ class Service:
         does with rows."""
         outputs = OutputStream(self.engine)
         generators = generators_per_row(torch.Generator().manual_seed(seed), len(plans))
+        of_each = zip(plans, generators, shared_prompts(plans), strict=True)
         requests = [
             GenerationRequest(
                 plan,
@@ -125,8 +127,9 @@ class Service:
                 eos=eos,
                 top_logprobs=top_logprobs,
                 deadline=time.monotonic() + self.limits.timeout,
+                prompt=prompt,
             )
-            for index, (plan, generator) in enumerate(zip(plans, generators, strict=True))
+            for index, (plan, generator, prompt) in enumerate(of_each)
         ]
         # wake the engine on the next tick of the event loop: it must not compete for the GIL while
         # this request is being answered

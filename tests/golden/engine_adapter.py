@@ -4,7 +4,7 @@ import threading
 
 import armd
 from armd.generation.plan import DecodePlan, completing, plan_of
-from armd.generation.sampling import Sampling
+from armd.model.sampling import Sampling
 from armd.serve.engine import Engine, GenerationRequest
 from armd.serve.events import Ended, StepEvent
 
