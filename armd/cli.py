@@ -155,8 +155,11 @@ def whole_numbers(given: list[str]) -> Any:
 
 
 def main() -> None:
+    from .runtime.standard_streams import mend_streams, widen
     from .runtime.threads import bind_threads, limit_spinning
 
+    mend_streams()
+    widen()
     words = sys.argv[1:]
     bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
     if not words or words[0] in ("-h", "--help", "help"):

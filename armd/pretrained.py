@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .baselines import MODELS, model_class
 from .errors import ArmdError
-from .runtime.atomic_files import SUMS, damaged_files, read_text
+from .model.folder_check import check_link
+from .runtime.atomic_files import SUMS, damaged_files, read_text, unexchanged
 from .runtime.device import find_device
 from .runtime.memory import check_memory
 
@@ -61,20 +63,30 @@ def model_folder(path: Path | str) -> Path:
     path = Path(path)
     if not path.exists():
         raise ArmdError(f"no folder {path}; give a training run or a folder of save_pretrained")
+    if (path / "export").is_symlink():
+        check_link(path / "export", path.resolve())
     for folder in (path / "export", path):
-        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        if unexchanged(folder, lambda folder=folder: _holds_model(folder)):
             return folder
     raise ArmdError(
         f"no model in {path}: expected config.json and model.safetensors, there or in export/"
     )
 
 
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
 def load_model(path: Path | str, *, device: str = "cpu") -> Any:
     """The model of a training run or of a save_pretrained folder, ours or a baseline (an ArmdLM or
     a Baseline), in evaluation mode."""
+    folder = model_folder(path)
+    return unexchanged(folder, lambda: _load_folder(folder, device))
+
+
+def _load_folder(folder: Path, device: str) -> Any:
     from transformers.utils import logging
 
-    folder = model_folder(path)
     kind, name = saved_kind(folder)
     if kind not in OURS:
         raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; name an armd folder")
@@ -151,6 +163,8 @@ def check_sizes(folder: Path) -> None:
     check_numbers(folder, config)
     try:
         for file in folder.glob("*.safetensors"):
+            if not os.access(file, os.R_OK):
+                raise ArmdError(f"{file} may not be read; change its permissions: chmod u+r")
             with safe_open(file, "pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - no dict
                     part = opened.get_slice(key)
@@ -211,7 +225,7 @@ def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTo
         raise ArmdError(
             f"no tokenizer in {folder}; copy the files of the one it was trained with there"
         )
-    found = find_tokenizer(str(folder), (), rows=False)
+    found = unexchanged(folder, lambda: find_tokenizer(str(folder), (), rows=False))
     if vocab_size is not None and found.vocab_size > vocab_size:
         raise ArmdError(
             f"the tokenizer in {folder} writes {found.vocab_size} tokens, but the model knows "

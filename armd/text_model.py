@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ArmdError
 
 if TYPE_CHECKING:
+    from .data.chat_template import ChatTemplate
     from .data.tokenizer import TextTokenizer
     from .model.modeling_armd import ArmdLM
 
@@ -43,6 +45,12 @@ class TextModel:
     """Packed for decoding where that is to be had, and checked against the model."""
     tokenizer: TextTokenizer
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        from .data.chat_template import ChatTemplate
+
+        return ChatTemplate(self.folder)
+
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.backend.encode(text, add_special_tokens=False).ids if text else []
 
@@ -63,11 +71,10 @@ class TextModel:
         takes), in `streams` strided runs. With `chat` the prompt is a user's message, and what is
         returned is the answer. `sampling`: temperature, top_k, top_p, min_p, repetition_penalty,
         order."""
-        from .data.chat_template import chat_text
         from .generation.api import generate
 
         if chat:
-            prompt = chat_text(self.folder, [{"role": "user", "content": prompt}])
+            prompt = self.chat_template.text([{"role": "user", "content": prompt}])
         given, eos = self.encode(prompt), self.tokenizer.eos
         length = min(256, self.model.config.max_length) if length is None else length
         options = {"prompt": [given], "generator": _generator(seed), "eos": eos, **sampling}

@@ -53,10 +53,11 @@ def writer(**changes):
 def chat_template() -> ChatTemplate:
     """One that bytes can write: role, colon, content, a line each, then "answer:"."""
     found = object.__new__(ChatTemplate)
-    found.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend)
-    found.tokenizer.chat_template = (
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend)
+    theirs.chat_template = (
         "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}answer:"
     )
+    found.take(theirs)
     return found
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("peft")
 
 from convert_help import WORDS, source_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from test_links import Started, holds  # noqa: E402
 
 from armd import order as orders  # noqa: E402
 from armd.convert.adapter import FACTS, Merging, apply_adapter, right_offset_of  # noqa: E402
@@ -275,3 +276,14 @@ def test_a_run_goes_on_from_an_adapter(
     write_sums(other)
     with pytest.raises(ArmdError, match="another model"):
         recipe_of(job(base, samples, tmp_path / "run", start=other))
+
+
+def test_no_link_in_a_run_is_followed(base: Path, samples: Path, run: Path, tmp_path: Path) -> None:
+    def go(copy: Path) -> None:
+        adapt(recipe_of(job(base, samples, copy)))
+
+    begun = tmp_path / "begun"
+    shutil.copytree(run, begun)
+    shutil.rmtree(begun / "checkpoints" / "step-00000006")
+    least = {"adapter", "export", ".adapter.tmp", ".export.tmp"}
+    holds(Started(begun, go), tmp_path, least=least)

@@ -4,6 +4,7 @@ found."""
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from armd.runtime.atomic_files import (
     new_folder,
     put_folder,
     read_text,
+    refuse_full,
     replace_text,
+    unexchanged,
     write_sums,
     write_text,
 )
@@ -96,5 +99,40 @@ def test_a_signal_leaves_nothing_beside_a_new_folder(tmp_path: Path, number: sig
         with new_folder(tmp_path / "out"):
             signal.raise_signal(number)
         assert (tmp_path / "out").is_dir()
+    finally:
+        signal.signal(number, before)
+
+
+def test_who_reads_while_a_folder_is_replaced_reads_one_of_them(tmp_path: Path) -> None:
+    place = filled(tmp_path / "place", "old")
+    waiting = [filled(tmp_path / name, name) for name in ("new", "newer")]
+
+    def read() -> set[str]:
+        found = {(place / "one").read_text()}
+        if waiting:
+            put_folder(waiting.pop(0), place)
+        found.add((place / "two").read_text())
+        if len(found) > 1:
+            raise ArmdError("damaged")
+        return found
+
+    assert unexchanged(place, read) == {"newer"}
+    with pytest.raises(ArmdError, match="not empty"):
+        unexchanged(place, lambda: refuse_full(place))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_whose_exception_was_lost_is_not(tmp_path: Path, number: signal.Signals) -> None:
+    """As where it came while Python freed an object."""
+    handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, handler)
+    try:
+        raised = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+        lost = suppress(SystemExit, KeyboardInterrupt)
+        with pytest.raises(raised), new_folder(tmp_path / "out"), lost:
+            signal.raise_signal(number)
+        assert not list(tmp_path.iterdir())
+        with new_folder(tmp_path / "out"):
+            pass  # the next one is its own
     finally:
         signal.signal(number, before)

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 
 from armd.cli import VERBS, check_figures, main, run
 from armd.errors import ArmdError
+from armd.runtime.processes import process_group
+from armd.runtime.standard_streams import NARROWEST, widen
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -62,6 +66,61 @@ def test_figures_replace_figures_alone(word: str, name: str, tmp_path: Path) -> 
         return check_figures(words)
     with pytest.raises(ArmdError, match="holds no figures"):
         check_figures(words)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "abc"},
+        {"WORLD_SIZE": "-1"},
+        {"WORLD_SIZE": "0"},
+        {"WORLD_SIZE": "9" * 30},
+        {"WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", "RANK": "x", "MASTER_PORT": "1"},
+        {"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "1"},
+        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "99999999"},
+        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"},
+    ],
+    ids=str,
+)
+def test_half_of_torchruns_variables_are_a_mistake(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArmdError, match="torchrun"), process_group():
+        pass
+
+
+def test_a_variable_without_a_value_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    with process_group() as alone:
+        assert alone.world == 1
+
+
+def test_a_closed_output_takes_no_files_number() -> None:
+    """Else what is printed would go into the file that is opened next."""
+    code = (
+        "import os, sys; sys.stdout = None; os.close(1)\n"
+        "from armd.runtime.standard_streams import mend_streams\n"
+        "mend_streams(); print('lost'); assert not sys.stdout.isatty()\n"
+        "assert os.open(os.devnull, os.O_RDONLY) > 2 and os.fstat(1)"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (made.returncode, made.stdout, made.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("columns", ["1", "5"])
+def test_the_help_has_room(columns: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "argv", ["armd", "quantize", "--help"])
+    widen()
+    assert shutil.get_terminal_size().columns >= NARROWEST
+    with pytest.raises(SystemExit):
+        main()
+    assert "--weights" in capsys.readouterr().out
 
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Laws: a converted model is its source left to right, and the way back loses nothing."""
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from safetensors.torch import load_file  # noqa: E402
 import armd  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.convert.to_gguf import to_gguf  # noqa: E402
-from armd.convert.to_llama import to_llama  # noqa: E402
+from armd.convert.to_llama import open_ours, to_llama  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
+from armd.runtime.atomic_files import put_folder  # noqa: E402
 
 BOS = 0
 """The EOS of the tokenizer, which has no BOS of its own."""
@@ -84,6 +86,11 @@ def test_half_precision_stays_as_it_is(tmp_path: Path) -> None:
     to_llama(str(tmp_path / "ours"), tmp_path / "back")
     before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("source", "back"))
     assert all(t.dtype == torch.bfloat16 and torch.equal(t, before[n]) for n, t in after.items())
+    opened = open_ours(str(tmp_path / "ours"))
+    shutil.copytree(tmp_path / "ours", tmp_path / "newer")
+    put_folder(tmp_path / "newer", tmp_path / "ours")  # as by a run that trains
+    with pytest.raises(ArmdError, match="was replaced"):
+        opened.read("model.norm.weight")
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])

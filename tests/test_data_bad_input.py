@@ -42,6 +42,7 @@ CASES: list[tuple[str, Callable[[Path], str], dict, str]] = [
     ("one document", write("o.txt", GOOD), {}, "single document.*--documents line"),
     ("equal lines", write("o.txt", "a\na\n"), {"documents": "line"}, "single document"),
     ("no JSON", write("j.jsonl", '{"text": "a"}\n{oops\n'), {}, r"j\.jsonl line 2 is no JSON"),
+    ("long number", write("j.jsonl", '{"text": ' + "9" * 5000 + "}\n"), {}, "line 1 is no JSON"),
     ("other field", write("j.jsonl", '{"body": "a"}\n'), {}, r"no field 'text' \(--field\).*body"),
     ("no string", write("j.jsonl", '{"text": 3}\n'), {}, "is int, not text"),
     ("surrogate", write("j.jsonl", '{"text": "\\ud800"}\n'), {}, "surrogate.*--replace-invalid"),

@@ -197,9 +197,17 @@ def test_forms_of_sample_files(tmp_path):
     assert read_samples(file, judge(), count=9, length=8).texts == ["one", "two"]
     file.write_text("abcdefghij")
     assert read_samples(file, judge(), count=9, length=4).texts == ["abcd", "efgh"]
-    for name, text in (("a.txt", " \n"), ("a.jsonl", "\n"), ("b.jsonl", '{"no": 1}')):
+    halves, none = '{"text": "\\ud800"}', '{"text": "a", "ids": [1, null]}'
+    for name, text in (
+        ("a.txt", " \n"),
+        ("a.jsonl", "\n"),
+        ("b.jsonl", '{"no": 1}'),
+        ("b.jsonl", halves),
+        ("b.jsonl", none),
+        ("b.jsonl", none.replace("null", "[1]")),
+    ):
         (tmp_path / name).write_text(text)
-        with pytest.raises(ArmdError, match=r"holds no samples|no JSON object"):
+        with pytest.raises(ArmdError, match=r"holds no samples|no JSON object|no tokens"):
             read_samples(tmp_path / name, judge(), count=9, length=4)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from test_generate_command import ROOT, save_tokenizer
 from armd import cli
 from armd.commands import generate, generate_outputs
 from armd.errors import ArmdError
+from armd.runtime import processes
+from armd.runtime.processes import ProcessGroup
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +200,34 @@ def test_killed_and_resumed_equals_whole(folder: Path, whole: bytes, tmp_path: P
     )
     for one, other in zip(records, expected, strict=True):
         assert one["ids"] == other["ids"] and one["index"] == other["index"]
+
+
+class Both(ProcessGroup):
+    """The first of two processes, which does the work of both."""
+
+    def share(self, items: Any) -> Any:
+        return items
+
+    def gather(self, mine: Any) -> list[Any]:
+        return [mine]
+
+    def from_first(self, value: Any) -> Any:
+        return value
+
+
+def test_of_several_processes_no_file_is_lost_either(
+    folder: Path, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "process_group", lambda *_: nullcontext(Both(world=2)))
+    out = tmp_path / "out.jsonl"
+    other = whole.replace(b'"temperature": 1.0', b'"temperature": 0.5')
+    assert other != whole
+    for content in (b"my notes\n", b"my notes", other):
+        out.write_bytes(content)
+        with pytest.raises(ArmdError, match="--overwrite"):
+            cli.run(words(folder, out, "--resume"))
+        assert out.read_bytes() == content and sorted(tmp_path.iterdir()) == [out]
+    lines = whole.splitlines(keepends=True)
+    out.write_bytes(b"".join(lines[:3]) + lines[3][:50])
+    cli.run(words(folder, out, "--resume"))
+    assert out.read_bytes() == whole and sorted(tmp_path.iterdir()) == [out]

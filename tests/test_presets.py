@@ -101,9 +101,10 @@ def test_unknown_and_wrong_fields_in_a_file_are_told(tmp_path: Path) -> None:
         path.write_text(json.dumps(values))
         with pytest.raises(ArmdError, match=fix):
             read(path, Recipe())
-    path.write_text("{")
-    with pytest.raises(ArmdError, match="neither JSON nor TOML"):
-        read(path, Recipe())
+    for text in ("{", '{"seed": ' + "9" * 5000 + "}", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ArmdError, match="neither JSON nor TOML"):
+            read(path, Recipe())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Laws: checkpoints that were asked for stay, and another run can go on from one of them."""
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ torch = pytest.importorskip("torch")
 
 from training_help import final_state, prepare_corpus, run, tiny  # noqa: E402
 
+from armd.commands.verify import check_folder, verify  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.train import saved_checkpoint  # noqa: E402
 from armd.train.command import parse  # noqa: E402
 from armd.train.export import exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.recipe_files import as_json, differences  # noqa: E402
 from armd.train.run_folder import lengthened, read_recipe  # noqa: E402
-from armd.train.saved_checkpoint import steps_in  # noqa: E402
+from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +27,32 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def test_steps_that_are_asked_for_are_kept_and_exported(data: Path, tmp_path: Path) -> None:
+def test_steps_that_are_asked_for_are_kept_exported_and_verified(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = tiny(data, tmp_path / "run", keep_at=(4, 6), keep=1, validate_every=0)
     assert run(recipe) == 0
     assert steps_in(tmp_path / "run" / "checkpoints") == [4, 6, 16]
     for step in (4, 6):
         assert exported_step(tmp_path / "run" / "exports" / f"step-{step:08d}") == step
+    assert not [wrong for _, wrong in check_folder(tmp_path / "run") if wrong]
+
+    def removed(place: Path) -> str | None:
+        """As by a run that trains while somebody looks."""
+        if place.name == "step-00000004":
+            shutil.rmtree(place, ignore_errors=True)
+        return damage(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saved_checkpoint, "damage", removed)
+        found = dict(check_folder(tmp_path / "run"))
+    assert not any(found.values()) and "checkpoints/step-00000004" not in found
+    weights = tmp_path / "run" / "exports" / "step-00000006" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ArmdError, match="exports/step-00000006"):
+        verify(tmp_path / "run")
 
 
 def test_a_run_that_goes_on_from_anothers_step_is_that_run(data: Path, tmp_path: Path) -> None:

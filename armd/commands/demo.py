@@ -30,6 +30,7 @@ def demo(
     from ..checked_pack import pack_checked
     from ..data.prepare import Preparation, prepare
     from ..pretrained import load_model
+    from ..runtime.atomic_files import write_text
     from ..runtime.threads import use_few_threads
     from ..train.loop import train
     from ..train.presets import demo as recipe
@@ -61,7 +62,7 @@ def demo(
     print(f"\nMore: armd generate {run} --prompt '...' --streams 4 --show")
     if json:
         figures = {"heldout_nats": losses, "tokens_per_second": speeds}
-        json.write_text(json_format.dumps(figures, indent=2) + "\n")
+        write_text(json, json_format.dumps(figures, indent=2) + "\n")
 
 
 PROMPT = "The people of the United States"

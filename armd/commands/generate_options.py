@@ -200,12 +200,14 @@ def check_diffusion(job: Writing, name: str | None) -> None:
 
 
 def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Request]:
-    from ..data.chat_template import chat_text
+    from ..data.chat_template import ChatTemplate
     from ..pretrained import model_folder
 
+    chat = ChatTemplate(model_folder(job.model)) if job.chat else None
+
     def encode(text: str) -> list[int]:
-        if job.chat:
-            text = chat_text(model_folder(job.model), [{"role": "user", "content": text}])
+        if chat is not None:
+            text = chat.text([{"role": "user", "content": text}])
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
     most = model.config.max_length

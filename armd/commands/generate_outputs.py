@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import refuse_link, replace_text
 from .generate_options import refuse_lost
 from .terminal_view import coloured, live
 
@@ -40,16 +41,28 @@ class Records:
     ) -> None:
         self.job, self.settings, self.tokenizer, self.ranks = job, settings, tokenizer, ranks
         self.made: list[dict[str, Any]] = []
-        self.part = job.out
+        self.part, self.whole, self.earlier = job.out, None, list[dict[str, Any]]()
         if job.out is not None and ranks.world > 1:
-            self.part = job.out.with_name(f"{job.out.name}.rank{ranks.rank}")
+            self.part = self._open_whole(job.out, requests)
         self.stream = None if self.part is None else _open(self.part)
         if self.part is not None and job.resume:
             self.made = resumed(self.part, settings, requests)
         elif self.part is not None and self.stream is not None and self.stream.seekable():
             refuse_lost(job, self.part)  # another may have written it while the model was loaded
             self.stream.truncate(0)
-        self.done = {record["index"] for record in self.made}
+        self.done = {record["index"] for record in [*self.earlier, *self.made]}
+
+    def _open_whole(self, out: Path, requests: Sequence[Request]) -> Path:
+        """Of many processes: the file of this one. What is in the file of all must be lost no more
+        than if there were one, so that it is locked and read, or refused, in the same way."""
+        self.whole = _open(out) if self.ranks.first else None
+        if self.job.resume:
+            self.earlier = read_records(out, self.settings, requests)[0]
+        else:
+            refuse_lost(self.job, out)
+        part = out.with_name(f"{out.name}.rank{self.ranks.rank}")
+        refuse_link(part)
+        return part
 
     def __enter__(self) -> Records:
         return self
@@ -61,6 +74,8 @@ class Records:
                 os.fsync(self.stream.fileno())
             with suppress(OSError):
                 self.stream.close()
+        if self.whole is not None:
+            self.whole.close()
         stopped = isinstance(error, KeyboardInterrupt | OSError)
         if stopped and self.part is not None and self.part.is_file():  # a pipe would be waited for
             # an interrupt may come between writing a sample and counting it
@@ -137,12 +152,12 @@ class Records:
         records = sorted(records, key=lambda record: record["index"])
         for record in records:
             self._print(record)
+        found = {record["index"]: record for record in [*records, *self.earlier]}
+        records = [found[index] for index in sorted(found)] if self.ranks.first else []
         if self.job.out is not None and self.part is not None:
             if self.ranks.first:
-                aside = self.job.out.with_name(f".{self.job.out.name}.{os.getpid()}")
                 lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-                aside.write_text("".join(lines), "utf-8")
-                aside.replace(self.job.out)
+                replace_text(self.job.out, "".join(lines))
             self.ranks.from_first(None)  # the whole is there before the parts go
             self.part.unlink()
         return records
@@ -151,8 +166,22 @@ class Records:
 def resumed(
     file: Path, settings: dict[str, Any], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
-    """The whole records of a file that was begun with the same settings and prompts; a last one
-    that was cut off is removed from the file. A file of anything else is left as it is."""
+    """The records of read_records; a last one that was cut off is removed from the file."""
+    records, whole = read_records(file, settings, requests)
+    try:
+        os.truncate(file, whole)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ArmdError(f"cannot write {file}: {error.strerror}; name another file") from None
+    return records
+
+
+def read_records(
+    file: Path, settings: dict[str, Any], requests: Sequence[Request]
+) -> tuple[list[dict[str, Any]], int]:
+    """The whole records of a file that was begun with the same settings and prompts, and how many
+    bytes they are. A file of anything else is refused."""
     records: list[dict[str, Any]] = []
     whole = 0
     try:
@@ -180,12 +209,11 @@ def resumed(
                 f"{file} was written for other prompts; give the same ones and --count, name "
                 "another file, or use --overwrite"
             )
-        os.truncate(file, whole)
     except FileNotFoundError:
-        return []
+        return [], 0
     except OSError as error:
         raise ArmdError(f"cannot read {file}: {error.strerror}; name another file") from None
-    return records
+    return records, whole
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

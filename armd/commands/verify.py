@@ -14,7 +14,7 @@ Found = tuple[str, str | None]
 
 
 def verify(folder: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Compare every file with its checksum: of a run (its checkpoints, metrics and export), of an
+    """Compare every file with its checksum: of a run (its checkpoints, metrics and exports), of an
     exported model, or of a dataset.
 
     Args:
@@ -72,25 +72,34 @@ def check_dataset(folder: Path) -> Iterator[Found]:
 
 
 def check_run(folder: Path) -> Iterator[Found]:
-    from ..runtime.atomic_files import damaged_files
+    from ..runtime.atomic_files import damaged_files, unexchanged
     from ..train.checkpoint import newest_written
-    from ..train.run_folder import METRICS, read_recipe
+    from ..train.run_folder import ADAPTER, CHECKPOINTS, EXPORT, KEPT, METRICS, read_recipe
     from ..train.saved_checkpoint import damage, name_of, steps_in
 
     yield "config.json", _error(read_recipe, folder)
-    steps = steps_in(folder / "checkpoints")
-    for step in steps:
-        yield f"checkpoints/{name_of(step)}", damage(folder / "checkpoints" / name_of(step))
-    newest = newest_written(folder / "checkpoints")
-    if newest is not None and newest != max(steps, default=None):
-        yield "checkpoints/newest.json", "it names no checkpoint that is there"
+    saved = folder / CHECKPOINTS
+    for step in steps_in(saved):
+        place = saved / name_of(step)
+        wrong = unexchanged(place, lambda place=place: damage(place))
+        if place.exists():  # a run that trains meanwhile removes old ones
+            yield f"{CHECKPOINTS}/{place.name}", wrong
+    newest = newest_written(saved)
+    if newest is not None and newest not in steps_in(saved) and newest == newest_written(saved):
+        yield f"{CHECKPOINTS}/newest.json", "it names no checkpoint that is there"
     file = folder / METRICS
     if file.exists():
         yield METRICS, _error(check_metrics, file)
-    if (wrong := damaged_files(folder / "adapter")) is not None:
-        yield "adapter", "; ".join(wrong) or None
-    if (folder / "export").exists():
-        yield from ((f"export/{name}", wrong) for name, wrong in check_model(folder / "export"))
+    adapter = folder / ADAPTER
+    if (wrong := unexchanged(adapter, lambda: damaged_files(adapter))) is not None:
+        yield ADAPTER, "; ".join(wrong) or None
+    for place in (folder / EXPORT, *sorted((folder / KEPT).glob("step-*"))):
+        shown = place.relative_to(folder)
+        if place.is_symlink():
+            yield str(shown), "it is a link, which may lead anywhere"
+        elif place.exists():
+            found = unexchanged(place, lambda place=place: list(check_model(place)))
+            yield from ((f"{shown}/{name}", wrong) for name, wrong in found)
 
 
 def check_metrics(file: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ArmdError
+from ..model.folder_check import check_inside
 from ..runtime.atomic_files import damaged_files, write_sums
 from .layout import is_new
 from .source import read_json
@@ -143,6 +144,7 @@ def damaged(folder: Path, why: str) -> ArmdError:
 
 def read_sizes(folder: Path) -> tuple[int, float]:
     """Rank and alpha of the adapter in a folder, if its files are as they were written."""
+    check_inside(folder)
     config = read_json(folder / CONFIG, str(folder))
     if wrong := damaged_files(folder):
         raise damaged(folder, wrong[0])
@@ -186,11 +188,10 @@ def write_adapter(
     exact: bool,
     dtype: torch.dtype,
 ) -> None:
-    """The standard folder. `weights`: trained tensors by our names, those of peft with its
-    ".default"."""
+    """Fill the standard folder, an empty one. `weights`: trained tensors by our names, those of
+    peft with its ".default"."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     config = lora_config(rank, alpha)
     config.base_model_name_or_path = base_name
     config.inference_mode = True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
 from ..runtime.lock import locked
+from ..runtime.signals import raise_if_stopped, terminated_as_interrupt
 from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
 from .layout import interleaved
@@ -44,7 +45,8 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
     aside = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it"):
+        lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
+        with terminated_as_interrupt(), lock:
             aside.unlink(missing_ok=True)  # it may be a link
             try:
                 write(ours, aside, kind, sizes)
@@ -52,6 +54,7 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
                     os.fsync(file.fileno())
                 if out.exists():  # another process was faster
                     raise FileExistsError(errno.EEXIST, "it is there already")
+                raise_if_stopped()
                 aside.rename(out)
             finally:
                 aside.unlink(missing_ok=True)

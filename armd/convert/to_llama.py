@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from ..errors import ArmdError
 from ..pretrained import check_saved, model_folder, saved_kind
-from ..runtime.atomic_files import new_folder, refuse_link, write_sums
+from ..runtime.atomic_files import identity, new_folder, refuse_link, write_sums
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
 from .to_armd import NOTES
@@ -49,6 +49,7 @@ def open_ours(run: str) -> Ours:
     from ..model.configuration_armd import ArmdConfig
 
     folder = model_folder(run)
+    found = identity(folder)
     kind, _ = saved_kind(folder)
     if kind != "armd":
         raise ArmdError(f"{run} is a checkpoint of '{kind}', not of armd; name an armd folder")
@@ -70,7 +71,10 @@ def open_ours(run: str) -> Ours:
 
     def whole(name: str) -> Tensor:
         with safe_open(place[name], "pt") as opened:
-            return opened.get_tensor(name)
+            tensor = opened.get_tensor(name)
+        if identity(folder) != found:  # tensors of two exports would be no model
+            raise ArmdError(f"{folder} was replaced while it was read; give the command again")
+        return tensor
 
     def read(name: str) -> Tensor:
         return apart(whole(where[name]), pieces[where[name]])[name]

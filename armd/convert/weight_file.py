@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..model.shapes import Tensor
 
 WEIGHTS = "model.safetensors"
+SPARE = 64 << 20
+"""Bytes for what a folder holds beside weights."""
 _CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -27,10 +29,10 @@ def check_disk(folder: Path, size: int) -> None:
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    free = shutil.disk_usage(there).free
-    if free < size + (64 << 20):
+    free, needed = shutil.disk_usage(there).free, size + SPARE
+    if free < needed:
         raise ArmdError(
-            f"{folder} needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there; "
+            f"{folder} needs {needed / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free there; "
             "free some space or choose another folder"
         )
 

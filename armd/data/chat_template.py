@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import ArmdError
+from . import template_process
+from .tokenizer_files import check_tokenizer_files
+
+SECONDS = 2.0
+"""Of a core, that a template may take for one conversation."""
 
 
 class ChatTemplate:
@@ -14,9 +25,22 @@ class ChatTemplate:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        if not getattr(self.tokenizer, "chat_template", None):
+        check_tokenizer_files(folder)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        if not getattr(tokenizer, "chat_template", None):
             raise ArmdError(f"the tokenizer in {folder} has no chat template; leave out the chat")
+        self.take(tokenizer)
+
+    def take(self, tokenizer: Any) -> None:
+        """Use the template of a tokenizer of transformers."""
+        try:
+            template = tokenizer.get_chat_template()
+        except ValueError as error:  # several, and none of them is the usual one
+            reason = str(error).splitlines()[0]
+            raise ArmdError(f"no chat template can be chosen ({reason}); keep one") from None
+        special = tokenizer.special_tokens_map  # as apply_chat_template gives them to it
+        self.given = {**special, "chat_template": template, "add_generation_prompt": True}
+        self.bos, self.renderer = str(tokenizer.bos_token or ""), Renderer()
 
     @classmethod
     def find(cls, folder: Path) -> ChatTemplate | None:
@@ -29,16 +53,55 @@ class ChatTemplate:
     def text(self, messages: Sequence[dict[str, str]]) -> str:
         """The messages (each a role and a content) up to where the answer begins. The model puts
         BOS before every text itself, so one that the template puts there is left out."""
+        answer = self.renderer.ask({**self.given, "conversations": [list(messages)]})
+        if "text" not in answer:
+            raise ArmdError(f"the chat template refuses these messages: {answer['error']}")
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates raise what they like
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ArmdError(f"the chat template refuses these messages: {reason}") from None
-        return str(text).removeprefix(str(self.tokenizer.bos_token or ""))
+            answer["text"].encode("utf-8")
+        except UnicodeEncodeError:
+            raise ArmdError("the chat template writes halves of letters; mend it") from None
+        return answer["text"].removeprefix(self.bos)
 
 
-def chat_text(folder: Path, messages: Sequence[dict[str, str]]) -> str:
-    """The text of one conversation."""
-    return ChatTemplate(folder).text(messages)
+class Renderer:
+    """The process that renders templates (template_process.py): started at once, because it takes a
+    second, and started again if a template was its end."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.lock, self.seconds = threading.Lock(), seconds
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        # -P: the files beside it are no modules; a session of its own: Ctrl-C is for us
+        process = subprocess.Popen(
+            [sys.executable, "-P", template_process.__file__, str(self.seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="ascii",
+            start_new_session=True,
+        )
+        self.end = weakref.finalize(self, _end, process)
+        return process
+
+    def ask(self, given: dict[str, Any]) -> dict[str, str]:
+        """One question and its answer."""
+        with self.lock:
+            line, pipes = "", self.process
+            try:
+                assert pipes.stdin is not None and pipes.stdout is not None
+                print(json.dumps(given, default=str), file=pipes.stdin, flush=True)
+                line = pipes.stdout.readline()
+            except OSError:  # it is not there any more
+                pass
+            if not line.endswith("\n"):
+                self.end()
+                self.process = self._start()
+                return {"error": "it takes too much time or memory"}
+            return json.loads(line)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with process:
+        pass

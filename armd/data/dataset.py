@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArmdError
+from ..model.folder_check import check_inside
 from ..runtime.atomic_files import hash_file
 from .manifest import DTYPES, read_manifest
 
@@ -174,6 +175,7 @@ def open_dataset(folder: Path | str, *, verify: bool = False) -> Dataset:
     for split in manifest["splits"].values():
         for shard in split["shards"]:
             check_shard(folder / shard["file"], shard, width, verify=verify)
+    check_inside(folder)
     return Dataset(folder, manifest)
 
 

@@ -146,7 +146,7 @@ def json_documents(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[
         where = f"{path} line {number}"
         try:
             record = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # a number of 5000 digits, tables in tables
             raise ArmdError(f"{where} is no JSON: {error}") from None
         yield field_text(record, where, reading)
 

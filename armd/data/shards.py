@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import sync_folder
+from ..runtime.atomic_files import empty_folder, sync_folder
 from ..runtime.lock import locked
+from ..runtime.signals import raise_if_stopped
 
 
 class ShardWriter:
@@ -89,10 +90,9 @@ def complete_folder(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock, f"armd prepare is writing {final}", "wait for it"):
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir()
             try:
-                yield staging
+                yield empty_folder(staging)
+                raise_if_stopped()
                 os.rename(staging, final)
                 sync_folder(final.parent)
             finally:

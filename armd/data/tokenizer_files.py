@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from ..errors import ArmdError
+from ..model.folder_check import check_inside
 
 FILES = (
     "tokenizer.json",
@@ -18,21 +19,26 @@ FILES = (
     "chat_template.jinja",
     "config.json",
 )
+TEMPLATES = "additional_chat_templates"
 MOST_BYTES = 1 << 28
+CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
+NAMES_A_FILE = ("file", "files", "path", "dir", "kwargs", "vocab", "merges", "init_inputs")
+"""How entries end that transformers gives to the tokenizer, which opens what they name."""
+REPLACED = (
+    *("tokenizer_file", "special_tokens_map_file", "added_tokens_file", "tokenizer_config_file"),
+    *("chat_template_file", "name_or_path"),
+)
+"""Those that many tokenizers were saved with, and that transformers puts its own in place of."""
 
 
 def check_tokenizer_files(folder: Path) -> None:
     """Raise for files that are links out of the folder, too large, damaged, or that ask for code of
-    their own to be run."""
-    root = folder.resolve()
-    # the hub's cache holds its files as links into a folder beside the snapshot
-    hub = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
-    for name in FILES:
-        path = folder / name
+    their own to be run or for files elsewhere."""
+    check_inside(folder)
+    found = [folder / name for name in FILES] + list((folder / TEMPLATES).glob("*"))
+    for path in found:
         if not path.exists() and not path.is_symlink():
             continue
-        if not any(path.resolve().is_relative_to(place) for place in (root, hub)):
-            raise ArmdError(f"{path} is a link that leaves {folder}; put the file itself there")
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise ArmdError(f"{path} is no file of a tokenizer; put its copy back")
         if path.suffix == ".json":
@@ -53,3 +59,19 @@ def _check_json(path: Path) -> None:
             f"{path} asks to run code of its own (auto_map), which is refused; remove that entry, "
             "or use a tokenizer with a tokenizer.json"
         )
+    if named := next(
+        filter(None, (_names_a_file(path.name, *item) for item in content.items())), None
+    ):
+        raise ArmdError(f"{path} names other files ({named[:80]}), which is refused; remove it")
+
+
+def _names_a_file(file: str, name: str, value: object) -> str | None:
+    """The name of an entry by which transformers would read a file that is none of the folder's
+    own; None for others."""
+    if file == "config.json":
+        wrong = name == "configuration_files"
+    elif file == SPECIAL:  # each entry becomes an argument of the tokenizer, after all others
+        wrong = not name.endswith(("_token", "_tokens"))
+    else:
+        wrong = file == CONFIG and name.endswith(NAMES_A_FILE) and name not in REPLACED
+    return name if wrong and value not in (None, [], {}) else None

@@ -62,14 +62,20 @@ def read_jsonl(file: Path, count: int) -> Samples:
                 continue
             try:
                 record = json.loads(line)
-                texts.append(str(record["text"]))
-            except (ValueError, KeyError, TypeError):
+                texts.append(str(record["text"]).encode("utf-8").decode())  # no halves of letters
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise ArmdError(f"{file} line {number} is no JSON object with a text") from None
             ids.append(record.get("ids"))
+            if isinstance(ids[-1], list) and not all(_is_token(token) for token in ids[-1]):
+                raise ArmdError(f"{file} line {number} has ids that are no tokens; leave them out")
     if not texts:
         raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
     complete = all(isinstance(row, list) for row in ids)
     return Samples(texts, ids if complete else None, facts={"form": "JSON lines"})
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def save_samples(file: Path, samples: Samples) -> None:

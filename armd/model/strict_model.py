@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from .errors import ArmdError
+from .folder_check import check_inside, check_link
 from .shapes import Tensor
 
 UNKNOWN_NEIGHBOR = {
@@ -22,6 +23,9 @@ UNKNOWN_NEIGHBOR = {
 }
 """What a model of query "neighbor" has besides the weights of query "shift"."""
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+ADAPTER = "adapter_config.json"
+OTHER_FILES = ("configuration_files", "transformers_weights")
+"""Entries of config.json that name a config or weights; the weights may be pickled."""
 logger = logging.get_logger(__name__)
 
 
@@ -35,6 +39,7 @@ class StrictModel(PreTrainedModel):
         source = exported(source)
         if Path(source).is_dir():
             check_weight_files(Path(source))
+            refuse_adapter(Path(source))
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         try:
             model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
@@ -60,6 +65,8 @@ class StrictModel(PreTrainedModel):
 def exported(source: Any) -> Any:
     """The model of a training run, where the folder is one; else the source as it is."""
     inside = Path(source) / "export"
+    if inside.is_symlink():
+        check_link(inside, Path(source).resolve())
     return str(inside) if (inside / "config.json").is_file() else source
 
 
@@ -119,13 +126,10 @@ def other_weights(source: Any, names: Collection[Any]) -> ArmdError:
 
 def check_weight_files(folder: Path) -> None:
     """Raise if the index of the weights names anything but safetensors files of this very folder:
-    transformers would unpickle a .bin that is named there. Links may not leave the folder, and
-    what is no file, such as a pipe that never ends, is not opened."""
-    for path in folder.iterdir():
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ArmdError(f"{path} is no plain file; copy or export {folder} again")
-    refuse_kernels(folder / "config.json")
-    index, root = folder / "model.safetensors.index.json", folder.resolve()
+    transformers would unpickle a .bin that is named there. Nothing in it leads out of it."""
+    check_inside(folder)
+    refuse_entries(folder / "config.json")
+    index = folder / "model.safetensors.index.json"
     names = [path.name for path in folder.glob("*.safetensors")]
     if index.exists():
         try:
@@ -138,22 +142,19 @@ def check_weight_files(folder: Path) -> None:
                 f"{index} names '{name[:80]}', which is no safetensors file of this folder; "
                 "pickled weights are never opened"
             )
-        path = folder / name
-        # the hub's cache holds its files as links into a folder beside the snapshot
-        inside = (
-            (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
-        )
-        if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in inside):
-            raise ArmdError(f"{path} is a link that leaves {folder}; put the file itself there")
 
 
-def refuse_kernels(file: Path) -> None:
-    """Raise if a config names an implementation of attention that is no plain word: transformers
-    would get code from the hub's folder of that name, and run it."""
+def refuse_entries(file: Path) -> None:
+    """Raise if a config names another file to be read in place of ours, or an implementation of
+    attention that is no plain word: transformers would get code from the hub's folder of that
+    name, and run it."""
     try:
         tables = [json.loads(file.read_text("utf-8"))] if file.is_file() else []
     except (OSError, ValueError, RecursionError) as error:
         raise ArmdError(f"{file} is damaged ({first_line(error)}); copy it again") from None
+    for name in OTHER_FILES:
+        if tables and isinstance(tables[0], dict) and tables[0].get(name) is not None:
+            raise ArmdError(f"{file} names other files ({name}), which is refused; remove it")
     while tables:
         table = tables.pop()
         if not isinstance(table, dict):
@@ -166,6 +167,16 @@ def refuse_kernels(file: Path) -> None:
                     f"{file} asks to run code of its own ({name}), which is refused; remove that "
                     "entry"
                 )
+
+
+def refuse_adapter(folder: Path) -> None:
+    """transformers would read an adapter that lies beside a model, pickled or not, from wherever
+    its config says."""
+    if (folder / ADAPTER).exists():
+        raise ArmdError(
+            f"{folder} holds a model and an adapter ({ADAPTER}); remove that, or merge the two: "
+            "armd convert SOURCE OUT --adapter FOLDER"
+        )
 
 
 def first_line(error: Exception) -> str:

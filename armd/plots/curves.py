@@ -8,7 +8,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
-from .orders import pyplot_or_error
+from .orders import pyplot_or_error, write_picture
 
 _MARKS = "os^Dvp*X"
 COLUMNS = 3
@@ -111,9 +111,7 @@ def draw(curves: Runs, out: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     try:
-        if not out.suffix:  # matplotlib would write to another name
-            raise ValueError("its name says no format; name a .png")
-        figure.savefig(out, dpi=160)
+        write_picture(figure, out, dpi=160)
     except (OSError, ValueError) as error:
         raise ArmdError(f"cannot write {out}: {error}") from None
     pyplot.close(figure)

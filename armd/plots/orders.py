@@ -3,10 +3,12 @@ blocks, and the strict mask."""
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -251,11 +253,18 @@ def pyplot_or_error() -> Any:
     return pyplot
 
 
+def write_picture(figure: Any, out: Path, **options: Any) -> None:
+    """In place of what is there, at once; matplotlib itself would write through a link."""
+    if not out.suffix:
+        raise ValueError("its name says no format; name a .png")
+    drawn = BytesIO()
+    figure.savefig(drawn, format=out.suffix[1:], **options)
+    write_bytes(out, drawn.getvalue())
+
+
 def save(figure: Any, out: Path) -> None:
     try:
-        if not out.suffix:  # matplotlib would write to another name
-            raise ValueError("its name says no format")
-        figure.savefig(out, dpi=150, facecolor="white")
+        write_picture(figure, out, dpi=150, facecolor="white")
     except (OSError, ValueError) as error:
         raise ArmdError(f"cannot write {out} ({error}); name a .png in a folder there is") from None
     print(f"wrote {out}")

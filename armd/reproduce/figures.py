@@ -7,7 +7,8 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from ..plots.orders import pyplot_or_error
+from ..plots.orders import pyplot_or_error, write_picture
+from ..runtime.atomic_files import our_folder
 from .tables import LABELS, Entries, perplexity_of
 
 OURS, EXACT, BOUND = "#c2410c", "#1d4ed8", "#94a3b8"
@@ -16,7 +17,7 @@ OURS, EXACT, BOUND = "#c2410c", "#1d4ed8", "#94a3b8"
 def draw_all(found: dict[str, Entries], folder: Path) -> None:
     """Every figure for which there are results, in `folder`."""
     pyplot = pyplot_or_error()
-    folder.mkdir(parents=True, exist_ok=True)
+    our_folder(folder)
     pyplot.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
     drawings = {
         "perplexity": (perplexity_figure, (6.4, 3.2)),
@@ -34,7 +35,7 @@ def draw_all(found: dict[str, Entries], folder: Path) -> None:
 def save(pyplot: Any, drawing: Any, entries: Entries, size: tuple[float, float], out: Path) -> None:
     figure = pyplot.figure(figsize=size, layout="constrained")
     drawing(figure, entries)
-    figure.savefig(out, dpi=160)
+    write_picture(figure, out, dpi=160)
     pyplot.close(figure)
 
 

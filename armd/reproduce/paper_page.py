@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..eval import paper_tables as published
-from ..plots.orders import pyplot_or_error
-from ..runtime.atomic_files import write_text
+from ..plots.orders import pyplot_or_error, write_picture
+from ..runtime.atomic_files import our_folder, write_text
 from .paper_cells import Cell
 from .paper_study import PaperStudy, contents
 from .tables import markdown
@@ -77,9 +77,9 @@ def draw_curves(chosen: list[Cell], found: dict[str, Any], out: Path) -> None:
         axis.set_title(column)
         axis.set_xlabel("thousands of steps")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    our_folder(out.parent)
     figure.tight_layout(rect=(0, 0.2, 1, 1))
-    figure.savefig(out, dpi=120)
+    write_picture(figure, out, dpi=120)
     pyplot.close(figure)
 
 

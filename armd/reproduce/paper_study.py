@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError, no_such
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import our_folder, write_text
 from ..runtime.device import find_device
 from ..train.cost_estimate import GPUS
-from ..train.export import EXPORT
+from ..train.run_folder import EXPORT
 from .paper_cells import Cell, Measure, cells
 from .paper_options import PaperOptions
 from .paper_runs import SCALES, K, PaperScale, paper_runs, preparations
@@ -202,7 +202,7 @@ def measured(paper: PaperStudy, measure: Measure) -> str | None:
         if made_by.read_text("utf-8") == command and file.stat().st_mtime >= newest:
             return None
         file.unlink(missing_ok=True)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    our_folder(file.parent)
     print(command, flush=True)
     try:
         run(words)

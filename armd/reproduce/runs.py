@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..train.export import KEPT
 from ..train.presets import with_model
 from ..train.recipe import Curriculum, Recipe
+from ..train.run_folder import KEPT
 from ..train.saved_checkpoint import name_of
 from .scale import Scale
 

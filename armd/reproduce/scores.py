@@ -16,9 +16,9 @@ from ..model.shapes import Bool, Float, Int, Tensor
 from ..pretrained import load_model
 from ..runtime.seeds import seeded
 from ..train.curriculum import Stage, orders_of
-from ..train.export import EXPORT, exported_step
+from ..train.export import exported_step
 from ..train.recipe import Recipe
-from ..train.run_folder import read_recipe
+from ..train.run_folder import EXPORT, read_recipe
 from ..train.validation import fixed_batches, kinds_for
 from .runs import Study
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
-from ..train.export import EXPORT, exported_step
+from ..runtime.atomic_files import our_folder, refuse_link, write_text
+from ..train.export import exported_step
 from ..train.recipe import Recipe
 from ..train.recipe_files import as_json, differences
-from ..train.run_folder import read_recipe
+from ..train.run_folder import EXPORT, read_recipe
 from .runs import Study, Trained
 
 
@@ -86,9 +86,9 @@ def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
     recipe = study.placed(trained)
     command = [*(shlex.split(launch) or [sys.executable, "-m", "armd.cli"]), "train"]
     command += [recipe.preset, "--config", str(config_file(study, trained.name, recipe))]
-    logs = study.folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    log = (logs / f"{trained.name}.log").open("ab")
+    file = our_folder(study.folder / "logs") / f"{trained.name}.log"
+    refuse_link(file)
+    log = file.open("ab")
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     # a group of its own: Ctrl-C is passed on by us, once
     process = subprocess.Popen(
@@ -103,8 +103,7 @@ def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
 
 
 def config_file(study: Study, name: str, recipe: Recipe) -> Path:
-    folder = study.folder / "configs"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = our_folder(study.folder / "configs")
     write_text(folder / f"{name}.json", as_json(recipe))
     return folder / f"{name}.json"
 

@@ -8,17 +8,20 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 from ..model.errors import ArmdError
 from .lock import locked
-from .signals import terminated_as_interrupt
+from .signals import raise_if_stopped, terminated_as_interrupt
 
 SUMS = "sha256.json"
+TRIES = 10
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+Found = TypeVar("Found")
 
 
 def sync_folder(folder: Path) -> None:
@@ -33,21 +36,30 @@ def sync_folder(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a file that a user named by `text`, at once. A device, such as /dev/null, or a pipe
     is written to, not replaced."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """The same, of a picture."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "It is a folder", str(path))
     if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
-        path.write_text(text, "utf-8")
+        path.write_bytes(data)
     else:
-        replace_text(path, text)
+        replace_bytes(path, data)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file of ours by `text`, at once, and whatever else lies in its place. What lies
-    beside it under the other name goes first: it may be a link to somewhere else."""
+    """Replace a file of ours by `text`, at once, and whatever else lies in its place."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """What lies beside it under the other name goes first: it may be a link to somewhere else."""
     aside = path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)
-    with aside.open("x", encoding="utf-8") as file:
-        file.write(text)
+    remove(aside)
+    with aside.open("xb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
@@ -90,7 +102,7 @@ def put_folder(aside: Path, final: Path) -> None:
     if final.is_dir():
         if not exchange(aside, final):
             old = final.with_name(f".{final.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
             final.rename(old)
             aside.rename(final)
             shutil.rmtree(old, ignore_errors=True)
@@ -113,17 +125,64 @@ def new_folder(out: Path) -> Iterator[Path]:
         lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
         with terminated_as_interrupt(), lock:
             refuse_full(out)
-            shutil.rmtree(aside, ignore_errors=True)
             try:
-                aside.mkdir()
-                yield aside
+                yield empty_folder(aside)
                 sync_tree(aside)
+                raise_if_stopped()
                 aside.rename(final)  # fails where something was put there meanwhile
                 sync_folder(final.parent)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder or a link of ours, if there is one; what a link leads to stays."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def empty_folder(path: Path) -> Path:
+    """A new folder to write into, in place of what a killed process left. It is never one that was
+    there: a link in its place would lead what we write to somewhere else."""
+    remove(path)
+    path.mkdir(parents=True)
+    return path
+
+
+def our_folder(path: Path) -> Path:
+    """A folder inside one of ours, made where there is none."""
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def unexchanged(folder: Path, work: Callable[[], Found]) -> Found:
+    """What `work` finds in a folder. Where another process put another folder in its place
+    meanwhile (put_folder), it may have read files of both, and is done again."""
+    for _ in range(TRIES):
+        before = identity(folder)
+        try:
+            found = work()
+        except Exception:
+            if identity(folder) == before:
+                raise
+        else:
+            if identity(folder) == before:
+                return found
+    return work()
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Of what has this name now; None for nothing."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def refuse_full(out: Path) -> None:
@@ -181,6 +240,8 @@ def damaged_files(folder: Path) -> list[str] | None:
             inside = (folder / name).resolve().is_relative_to(folder.resolve())
             if not inside or hash_file(folder / name) != digest:
                 wrong.append(f"{name} has another checksum")
+        except PermissionError:
+            wrong.append(f"{name[:80]} may not be read (chmod u+r)")
         except (OSError, ValueError):  # no such file, or no name of a file
             wrong.append(f"{name[:80]} is missing")
     return wrong

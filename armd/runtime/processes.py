@@ -97,11 +97,28 @@ class ProcessGroup:
         return said[0]
 
 
+def count_processes() -> int:
+    """How many processes torchrun started, if it did. Schedulers set some of its variables, too."""
+    count = os.environ.get("WORLD_SIZE") or "1"
+    if count == "1":
+        return 1
+    world = int(count) if count.isdecimal() and len(count) < 9 else 0
+    limits = {"WORLD_SIZE": (1, world), "RANK": (0, world - 1), "MASTER_PORT": (0, 65535)}
+    for name, (low, high) in limits.items():
+        word = os.environ.get(name, "")
+        if not word.isdecimal() or len(word) > 9 or not low <= int(word) <= high:
+            raise ArmdError(
+                f"WORLD_SIZE '{count[:40]}' says that there are other processes, but {name} is "
+                f"'{word[:40]}'; unset WORLD_SIZE, or start with torchrun"
+            )
+    return world
+
+
 @contextmanager
 def process_group(device: torch.device | None = None) -> Iterator[ProcessGroup]:
     """The processes torchrun started, or this one alone. They exchange what lies on `device`;
     without one, small things on the CPU alone."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if count_processes() == 1:
         on_cpu = device is None or device.type == "cpu"
         with own_core() if on_cpu else nullcontext():
             yield ProcessGroup(on=device)
@@ -111,17 +128,21 @@ def process_group(device: torch.device | None = None) -> Iterator[ProcessGroup]:
     from torch.distributed.rendezvous import rendezvous
 
     cuda = device is not None and device.type == "cuda"
-    store, rank, world = next(rendezvous("env://"))
     # torchrun may keep its store when it restarts workers: what the dead ones wrote there must not
     # be read again, or gloo waits for them for ever
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        store=PrefixStore(f"attempt-{attempt}", store),
-        rank=rank,
-        world_size=world,
-        device_id=device if cuda else None,
-    )
+    try:
+        store, rank, world = next(rendezvous("env://"))
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=PrefixStore(f"attempt-{attempt}", store),
+            rank=rank,
+            world_size=world,
+            device_id=device if cuda else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArmdError(f"cannot reach the other processes ({reason}); use torchrun") from None
     try:
         yield ProcessGroup(rank, world, device)
     finally:

@@ -6,23 +6,43 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_got = 0
+"""The signal that came, or 0."""
+
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP (a closed terminal) clean up like Ctrl-C does. What is ignored, such as
     SIGHUP under nohup, stays so."""
+    global _got
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: object) -> None:
-        print("armd: terminated; nothing was kept", file=sys.stderr)
-        raise SystemExit(128 + number)
+        global _got
+        _got = number
+        if number != signal.SIGINT:
+            print("armd: terminated; nothing was kept", file=sys.stderr)
+        raise_if_stopped()
 
     ours = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        ours.append(signal.SIGINT)
     before = {number: signal.signal(number, stop) for number in ours}
+    _got = 0
     try:
         yield
     finally:
+        _got = 0
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def raise_if_stopped() -> None:
+    """To be called before what was made is put in place: what a signal raises is lost where Python
+    was just freeing an object, and work goes on."""
+    if _got == signal.SIGINT:
+        raise KeyboardInterrupt
+    if _got:
+        raise SystemExit(128 + _got)

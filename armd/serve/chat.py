@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: OpenAI's, where the model's tokenizer has a chat template."""
 
+import asyncio
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from .completions import answer, ending
 from .errors import Refusal, responses
 from .json_route import JsonRoute
 from .schema import Choosing, CompletionRequest, Json
-from .service import Service, aside
+from .service import Service
 from .sse import STREAMED
 
 SAME = {*Choosing.model_fields, "model", "n", "stop", "stream", "stream_options"}
@@ -96,8 +97,8 @@ def routes(service: Service) -> APIRouter:
     )
     async def chat(asked: ChatRequest, request: Request) -> Response:
         """Answer messages, where the model has a chat template; else 404."""
-        size = sum(len(one.plain["content"]) for one in asked.messages)
-        completion = await aside(size, lambda: as_completion(service, asked))
+        # a template is a program, and another process runs it: others must not wait for that
+        completion = await asyncio.to_thread(as_completion, service, asked)
         return await answer(service, completion, request, CHAT)
 
     return router

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,21 @@ from ..model.neighbor_rows import InOrderRows, count_in_order
 from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import load_model, model_folder
-from ..runtime.atomic_files import SUMS, copy_plain_files, put_folder, write_sums
+from ..runtime.atomic_files import SUMS, copy_plain_files, empty_folder, put_folder, write_sums
 from ..runtime.seeds import seed_of
 from ..saved_folder import finish_folder
 from .adapters import with_adapters, with_exact_adapters, without_adapters
 from .curriculum import Stage
 from .distilled_loss import distance_to_the_right, distilled_loss, share_of_text
 from .distributed import unwrapped
-from .export import EXPORT, card_facts, export
+from .export import card_facts, export
 from .loop import Run, train
 from .recipe import Recipe
+from .run_folder import ADAPTER, EXPORT
 from .saved_checkpoint import Checkpoint
 from .trainer import ROUND, MicroBatch, Trainer
 from .validation import KINDS
 
-ADAPTER = "adapter"
 FASTER = {"right_bias": 20.0, "unknown": 3.0, "gate": 20.0}
 """Rates above the adapter's: these are few, and must move by whole units."""
 MANY = 32
@@ -210,7 +209,7 @@ def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     """Write the adapter folder, replacing what is there."""
     a = recipe.adapt
     aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    empty_folder(aside)
     name = Path(a.base_model).name
     half = torch.bfloat16 if a.half else torch.float32
     offset = ArmdConfig.from_pretrained(model_folder(a.base_model)).right_offset
@@ -240,7 +239,7 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
 
     assert dtype is not None
     aside = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    empty_folder(aside)
     unlinked = base.resolve()  # a link that the user named is theirs to follow
     copy_plain_files(unlinked, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
     write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})

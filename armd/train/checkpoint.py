@@ -6,7 +6,6 @@ models or with shares, can read what any other wrote. RUN must lie where all of 
 
 import errno
 import json
-import shutil
 import threading
 import time
 import warnings
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..errors import ArmdError
 from ..model.shapes import Tensor
-from ..runtime.atomic_files import hash_file, read_text, replace_text, sync_folder
+from ..runtime.atomic_files import hash_file, read_text, remove, replace_text, sync_folder
 from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
 from ..runtime.threads import leave_core
@@ -51,8 +50,7 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             # what a killed run had begun to write or to remove, and nothing else that lies there
             for left in (*folder.glob(".step-*"), *folder.glob(f".{NEWEST}.*")):
-                is_folder = left.is_dir() and not left.is_symlink()
-                shutil.rmtree(left, ignore_errors=True) if is_folder else left.unlink()
+                remove(left)
         group.wait()
 
     def save(
@@ -106,7 +104,7 @@ class Checkpoints:
                 then(self._put_in_place(aside, facts, metrics))
         except BaseException as error:  # the training loop raises it again
             self.error = error
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
 
     def _write(self, aside: Path, copies: dict, rows: dict) -> None:
         aside.mkdir(exist_ok=True)
@@ -151,7 +149,7 @@ class Checkpoints:
             if step not in stay:
                 away = self.folder / f".{name_of(step)}.old"
                 (self.folder / name_of(step)).rename(away)
-                shutil.rmtree(away, ignore_errors=True)
+                remove(away)
 
     def _score(self, step: int) -> float:
         try:
@@ -191,7 +189,7 @@ class Checkpoints:
                 stacklevel=2,
             )
             away = self.folder / f"damaged-{name_of(step)}"
-            shutil.rmtree(away, ignore_errors=True)
+            remove(away)
             (self.folder / name_of(step)).rename(away)
         return _NONE_YET if expected is None and not steps else _NONE_LEFT
 

@@ -1,6 +1,5 @@
 """Export: the weights of a checkpoint as a folder that `pretrained.load_model` reads."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from ..runtime.atomic_files import (
     SUMS,
     copy_plain_files,
     damaged_files,
+    empty_folder,
     put_folder,
+    remove,
     write_sums,
 )
 from ..runtime.tensor_files import write_tensors
@@ -22,8 +23,6 @@ from ..saved_folder import finish_folder
 from .recipe import Recipe
 from .run_folder import parse_rows
 from .saved_checkpoint import Checkpoint
-
-EXPORT, KEPT = "export", "exports"
 
 
 def export(
@@ -43,9 +42,8 @@ def export(
         weights[name.removeprefix(prefix)] = torch.empty(shape)
         checkpoint.read_rows(name, weights[name.removeprefix(prefix)], 0)
     aside = out.with_name(f".{out.name}.tmp")
-    for left in (aside, out.with_name(f".{out.name}.old")):
-        shutil.rmtree(left, ignore_errors=True)
-    aside.mkdir(parents=True)
+    remove(out.with_name(f".{out.name}.old"))
+    empty_folder(aside)
     if tokenizer.is_dir():
         copy_plain_files(tokenizer, aside, but=(SUMS, ".safetensors"))
     facts = {"format": "pt", "step": str(checkpoint.step)}

@@ -18,16 +18,17 @@ import torch
 
 from ..data.dataset import Dataset, open_dataset
 from ..errors import ArmdError
+from ..runtime.atomic_files import our_folder, replace_text
 from ..runtime.device import find_device
 from ..runtime.memory import check_memory, keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoints
 from .curriculum import Stage
 from .distributed import unwrapped
-from .export import EXPORT, KEPT, card_facts, export, exported_step
+from .export import card_facts, export, exported_step
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
-from .run_folder import Metrics, open_run
+from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, open_run
 from .saved_checkpoint import Checkpoint, checkpoint_of, name_of
 from .trainer import Batch, Trainer, learning_rate_at, load_batch
 from .validation import fixed_batches, heldout_losses, kinds_for
@@ -270,7 +271,8 @@ class Run:
         config = self.recipe.config(self.dataset.vocab_size)
         facts = card_facts(self.recipe, self.dataset, checkpoint)
         for out in self.outs(checkpoint):
-            out.parent.mkdir(exist_ok=True)
+            if out.parent != self.folder:
+                our_folder(out.parent)
             export(checkpoint, config, self.dataset.folder / "tokenizer", out, **facts)
 
     def _sample(self) -> None:
@@ -283,9 +285,7 @@ class Run:
             text = sample_texts(
                 unwrapped(self.trainer.model), self.dataset, seed=self.recipe.seed, step=self.step
             )
-        folder = self.folder / "samples"
-        folder.mkdir(exist_ok=True)
-        (folder / f"step-{self.step:08d}.txt").write_text(text, "utf-8")
+        replace_text(our_folder(self.folder / SAMPLES) / f"{name_of(self.step)}.txt", text)
 
 
 def due(step: int, every: int) -> bool:
@@ -297,4 +297,4 @@ def _board(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ArmdError("--tensorboard needs it installed: pip install 'armd[tracking]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / BOARD))

@@ -22,7 +22,10 @@ from .saved_checkpoint import steps_in
 EARLIER = {"shuffle": "among", "rho_of": "tokens"}
 """What the curriculum of a run does whose config.json was written before these fields were."""
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, EXPORT, KEPT, ADAPTER = "checkpoints", "export", "exports", "adapter"
+SAMPLES, BOARD = "samples", "tensorboard"
+FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, SAMPLES, BOARD)
+"""What a run writes into."""
 
 
 @contextlib.contextmanager
@@ -33,7 +36,8 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
     folder = Path(recipe.out)
     with contextlib.ExitStack() as stack:
         try:
-            refuse_link(folder / CHECKPOINTS)  # what it leads to would be written and removed
+            for name in FOLDERS:  # what a link leads to would be written and removed
+                refuse_link(folder / name)
             if not (folder / CONFIG).exists() and folder.exists():
                 _check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)

@@ -91,9 +91,13 @@ def steps_in(folder: Path) -> list[int]:
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, in a word, or None."""
+    if folder.is_symlink() or any(path.is_symlink() for path in folder.glob("*")):
+        return "it is or holds a link, which may lead anywhere"
     try:
         sums = json.loads(read_text(folder / SUMS))
         for name, digest in sums.items():
+            if Path(name).name != name:
+                return f"{SUMS} names files of other folders"
             if hash_file(folder / name) != digest:
                 return f"{name} has another checksum"
         if FACTS not in sums:

@@ -1,0 +1,27 @@
+"""What a shell may take away from a command: its input and output, and room for a line."""
+
+import os
+import shutil
+import sys
+
+NARROWEST = 20
+"""Columns, below which the help is laid out without end."""
+
+
+def mend_streams() -> None:
+    """Open what is closed, to nowhere: the next file that is opened would take its number, and
+    what is printed would go into that file."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def widen() -> None:
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)

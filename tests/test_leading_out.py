@@ -1,0 +1,147 @@
+"""Law: no link and no entry in a folder of somebody else's makes us read a file outside it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small import case_of  # noqa: E402
+from test_generate_command import save_tokenizer  # noqa: E402
+from training_help import prepare_corpus  # noqa: E402
+
+from armd.data.chat_template import ChatTemplate  # noqa: E402
+from armd.data.dataset import open_dataset  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
+from armd.pretrained import load_model, load_tokenizer  # noqa: E402
+from armd.train.saved_checkpoint import damage  # noqa: E402
+
+Change = Callable[[Path, Path], None]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
+    save_tokenizer(made)
+    return made
+
+
+def entry(name: str, key: str, value: Callable[[Path], object]) -> Change:
+    """An entry of a JSON file; the value is made from the folder outside."""
+
+    def change(folder: Path, outside: Path) -> None:
+        file = folder / name
+        table = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(table | {key: value(outside)}))
+
+    return change
+
+
+def link(name: str, to: str) -> Change:
+    def change(folder: Path, outside: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(outside / to)
+
+    return change
+
+
+CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
+TOKENIZERS: dict[str, Change] = {
+    "relative": entry(CONFIG, "fast_tokenizer_files", lambda _: ["../outside/tokenizer.0.1.json"]),
+    "absolute": entry(CONFIG, "fast_tokenizer_files", lambda o: [str(o / "tokenizer.0.1.json")]),
+    "merges": entry(CONFIG, "merges_file", lambda o: str(o / "secret")),
+    "arguments": entry(CONFIG, "init_inputs", lambda o: [str(o / "secret")]),
+    "dictionary": entry(CONFIG, "mecab_kwargs", lambda o: {"mecab_dic": str(o)}),
+    "special": entry(SPECIAL, "vocab_file", lambda o: str(o / "secret")),
+    "place": entry(SPECIAL, "name_or_path", str),
+    "config": entry("config.json", "configuration_files", lambda _: ["../outside/config.4.0.json"]),
+    "template": link("additional_chat_templates/default.jinja", "secret"),
+    "other": link("tokenizer.0.1.json", "tokenizer.0.1.json"),
+    "vocabulary": link("vocab.bpe", "secret"),
+    "deep": link("more/deep.txt", "secret"),
+}
+MODELS: dict[str, Change] = {
+    "config": TOKENIZERS["config"],
+    "weights": entry("config.json", "transformers_weights", lambda _: "../outside/evil.bin"),
+    "pickle": entry("config.json", "transformers_weights", lambda _: "evil.bin"),
+    "adapter": entry("adapter_config.json", "base_model_name_or_path", str),
+    "settings": link("generation_config.json", "secret"),
+}
+
+
+def hostile(saved: Path, tmp_path: Path, change: Change) -> Path:
+    folder, outside = tmp_path / "model", tmp_path / "outside"
+    outside.mkdir()
+    for name in ("tokenizer.0.1.json", "config.4.0.json", "secret"):
+        (outside / name).write_text("{}")
+    shutil.copytree(saved, folder)
+    change(folder, outside)
+    return folder
+
+
+@pytest.mark.parametrize("way", TOKENIZERS)
+def test_of_a_tokenizer(saved: Path, tmp_path: Path, way: str) -> None:
+    folder = hostile(saved, tmp_path, TOKENIZERS[way])
+    for load in (load_tokenizer, ChatTemplate):
+        with pytest.raises(ArmdError, match=r"names other files|leaves"):
+            load(folder)
+
+
+@pytest.mark.parametrize("way", MODELS)
+def test_of_a_model(saved: Path, tmp_path: Path, way: str) -> None:
+    folder = hostile(saved, tmp_path, MODELS[way])
+    with pytest.raises(ArmdError, match=r"names other files|leaves|and an adapter"):
+        load_model(folder)
+
+
+def test_of_a_run(saved: Path, tmp_path: Path) -> None:
+    """Its export and its checkpoints."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "export").symlink_to(saved)
+    with pytest.raises(ArmdError, match="leaves"):
+        load_model(run)
+    place = run / "checkpoints" / "step-00000001"
+    place.symlink_to(saved)
+    assert "link" in str(damage(place))
+    place.unlink()
+    place.mkdir()
+    (place / "sha256.json").write_text(json.dumps({"../../../secret": "0"}))
+    assert "other folders" in str(damage(place))
+
+
+def test_of_a_dataset(tmp_path: Path) -> None:
+    data = prepare_corpus(tmp_path)
+    open_dataset(data)
+    (data / "sha256.json").unlink()  # who makes the folder makes its checksums, too
+    shutil.move(data / "tokenizer", tmp_path / "tokenizer")
+    (data / "tokenizer").symlink_to(tmp_path / "tokenizer")
+    with pytest.raises(ArmdError, match="leaves"):
+        open_dataset(data)
+
+
+def test_what_honest_folders_hold_is_taken(saved: Path, tmp_path: Path) -> None:
+    """Links inside, the hub's links, and the paths that tokenizers were saved with."""
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    shutil.copytree(saved, folder)
+    blobs.mkdir()
+    shutil.move(folder / "tokenizer.json", blobs / "123")
+    (folder / "tokenizer.json").symlink_to(Path("../../blobs/123"))
+    (folder / "copy.txt").symlink_to("config.json")
+    (folder / ".cache").mkdir()
+    os.symlink("/", folder / ".cache" / "root")
+    for key, value in (
+        ("name_or_path", "/home/me"),
+        ("tokenizer_file", "/x"),
+        ("vocab_file", None),
+    ):
+        entry(CONFIG, key, lambda _, value=value: value)(folder, tmp_path)
+    entry(CONFIG, "sp_model_kwargs", lambda _: {})(folder, tmp_path)
+    entry(SPECIAL, "eos_token", lambda _: "<|endoftext|>")(folder, tmp_path)
+    assert load_tokenizer(folder).vocab_size and load_model(folder)
