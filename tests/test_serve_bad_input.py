@@ -27,7 +27,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def server():
-    with running(max_body=200_000) as made:
+    with running(max_body=200_000, step_tokens=12) as made:
         yield made
 
 
@@ -244,3 +244,17 @@ def test_a_list_of_wrong_entries_is_not_gone_through(kind) -> None:
 def test_a_body_of_endless_fields_is_refused(server) -> None:
     body = json.dumps({f"x{i}": 1 for i in range(10_000)}).encode()
     assert "fewer" in refused(server, "/v1/completions", body)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 30, "streams": 13}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 30, "streams": 13, "order": "random"}),
+        ("/v1/infill", {"text": "a __ b", "blank_length": 30, "streams": 13}),
+    ],
+)
+def test_a_step_that_others_would_wait_long_for_is_refused(server, path, asked):
+    assert "step of 13 tokens" in refused(server, path, json.dumps(asked).encode())
+    fewer = json.dumps({**asked, "streams": 12}).encode()
+    assert post(server, path, fewer)[0] == 200

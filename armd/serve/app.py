@@ -92,18 +92,19 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     @app.get("/v1/info", response_model=Info, responses=responses())
     async def info() -> Json:
         """What the page asks first."""
+        any_order = config.query != "shift"
         return {
             "model": service.name,
             "max_length": config.max_length,
             "vocab_size": config.vocab_size,
-            "any_order": config.query != "shift",
+            "any_order": any_order,
             "chat": service.chat is not None,
             "n_layers": config.n_layers,
             "n_two_stream": config.n_two_stream,
             "parameters": service.parameters,
             "eos": service.tokenizer.eos,
             "limits": {
-                "max_streams": min(1024, config.max_length) if config.query != "shift" else 1,
+                "max_streams": min(limits.step_tokens, config.max_length) if any_order else 1,
                 "max_body": limits.max_body,
                 "queue": limits.queue,
                 "slots": limits.slots,

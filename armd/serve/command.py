@@ -44,6 +44,9 @@ class Serving:
     """Seconds that running requests have when the server is stopped."""
     max_body: int = 1 << 20
     """Bytes that a request may have."""
+    step_tokens: int = 256
+    """Tokens that a request may have drawn in one decode step, such as by so many streams; others
+    wait for that step."""
     name: str | None = None
     """What clients call the model; by default its folder's name."""
     threads: int | None = None
@@ -60,6 +63,7 @@ class Serving:
 LIMITS: dict[str, tuple[float, float]] = {
     "slots": (1, 4096),
     "max_body": (1, 1 << 30),
+    "step_tokens": (1, 1 << 20),
     "threads": (1, 1024),
     "queue": (0, 10**6),
     "grace": (0, 10**6),
@@ -174,7 +178,8 @@ def load(job: Serving) -> Service:
             "model, or use armd generate"
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
-    limits = Limits(job.slots, job.queue, job.max_body, job.timeout, job.threads)
+    bounds = (job.slots, job.queue, job.max_body, job.timeout, job.threads, job.step_tokens)
+    limits = Limits(*bounds)
     parameters = count_weights(model)
     service = Service(
         pack_checked(model, job.weights, job.cache),

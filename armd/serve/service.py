@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -47,6 +48,8 @@ class Limits:
     """Seconds after which a sequence ends with what it has."""
     threads: int | None = None
     """CPU threads of a forward pass; None: by the size of the model."""
+    step_tokens: int = 256
+    """Tokens that a decode step may draw in one sequence. Others wait for such a step."""
 
 
 class Service:
@@ -93,6 +96,10 @@ class Service:
             raise ArmdError("nothing is blank; leave room for tokens to be written")
         plan = completing(tokens, known, *blank_order(asked, blanks, words))
         check(self.model, plan)
+        most = max(end - start for start, end in pairwise(plan.step_ends))
+        if most > self.limits.step_tokens:
+            reason = f"a step of {most} tokens is more than the {self.limits.step_tokens} of this "
+            raise Refusal(400, reason + "server; ask for fewer streams, or for more steps")
         return plan
 
     def sampling(self, asked: Choosing) -> Sampling:
