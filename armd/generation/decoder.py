@@ -26,8 +26,11 @@ class Decoder:
     def step(self, sequences: list[Sequence]) -> list[StepResult]:
         """One step of each, or the part of its prefill that it is to read, and what it generated.
         In C a long prefill is read in parts, which give the same bits and take less memory."""
-        while self.native and (
-            long := [s for s in sequences if s.n_rows > MAX_ROWS and s.read_at_most(MAX_ROWS // 2)]
-        ):
+        while self.native and (long := [s for s in sequences if not s.step and _is_long(s)]):
             self.backend(long[:1])
         return self.backend(sequences)
+
+
+def _is_long(sequence: Sequence) -> bool:
+    """Whether a part of its prefill is to be read before the rest."""
+    return sequence.n_rows > MAX_ROWS and sequence.read_at_most(MAX_ROWS // 2)

@@ -62,7 +62,8 @@ class NativeDecoder:
             struct = sequence.native.struct
             struct.prefix_state = sequence.cache.prefix_state.data_ptr()
             struct.step, struct.prefix_rows = sequence.step, sequence.cache.prefix_rows
-            struct.read, struct.upto = sequence.read, sequence.upto
+            if not sequence.step:
+                struct.read, struct.upto = sequence.read, sequence.upto
         sizes = [sequence.n_draws for sequence in sequences]
         if sum(sizes) > len(self.logits):
             self.logits = self.logits.new_empty(sum(sizes), self.logits.shape[1])

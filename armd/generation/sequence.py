@@ -75,9 +75,8 @@ class Sequence:
     @property
     def n_rows(self) -> int:
         """The most rows that it has in its next forward pass: every token has a query row."""
-        step, ends = self.step, self.plan.step_ends
-        given = self.upto - self.read
-        return ends[step + 1] - ends[step - 1] if step else 2 * given + self.n_draws
+        at, ends = self.step, self.plan.step_ends
+        return ends[at + 1] - ends[at - 1] if at else 2 * (self.upto - self.read) + self.n_draws
 
     @property
     def next_positions(self) -> list[int]:

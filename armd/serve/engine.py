@@ -254,10 +254,12 @@ class Engine:
             for entry in list(self.active):
                 self._begin(entry)
             share_pass(self.active)
-        scheduled = [entry for entry in self.active if entry.sequence]
-        if not scheduled:
+        sequences = [entry.sequence for entry in self.active if entry.sequence]
+        if not sequences:
             return
-        sequences = [entry.sequence for entry in scheduled if entry.sequence]
+        scheduled = list(self.active)
+        if len(sequences) < len(scheduled):  # some wait for another to read their prompt
+            scheduled = [entry for entry in scheduled if entry.sequence]
         try:
             results = self.decoder.step(sequences)
         except Exception as error:  # whatever it is, the server goes on
