@@ -84,10 +84,8 @@ class Sequence:
         return self.plan.position[ends[self.step] : ends[self.step + 1]]
 
     def read_at_most(self, tokens: int) -> bool:
-        """Let the next pass, if it is one of the prefill, have about so many given tokens; whether
-        that leaves some for later ones. Blocks stay whole."""
-        if self.step:
-            return False
+        """Before the first step: let the next pass have about so many given tokens; whether that
+        leaves some for later ones. Blocks stay whole."""
         there, count, block = max(self.read - 1, 0), self.plan.step_ends[0], self.plan.block
         cut = there + tokens
         if cut < count:
