@@ -232,31 +232,3 @@ def test_a_client_that_resets_leaves_no_traceback(server, capfd: pytest.CaptureF
     server.at_rest()
     assert ask(server) == 200
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_connections_that_wait_are_taken_together(server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one in each turn of the event loop, which may be slow."""
-    turns, made, loop = [0], [], server.service.loop
-    connect = LimitedProtocol.connection_made
-
-    def count() -> None:
-        turns[0] += 1
-        if len(made) < 60:
-            loop.call_soon(count)
-
-    def counted(protocol, transport) -> None:
-        made.append(turns[0])
-        connect(protocol, transport)
-
-    monkeypatch.setattr(LimitedProtocol, "connection_made", counted)
-    free, busy = threading.Event(), threading.Event()
-    loop.call_soon_threadsafe(lambda: busy.set() or free.wait(PATIENCE))
-    assert busy.wait(PATIENCE)
-    lines = [socket.create_connection(("127.0.0.1", server.port), PATIENCE) for _ in range(60)]
-    loop.call_soon_threadsafe(count)
-    free.set()
-    for line in lines:
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        with line, line.makefile("rb") as answer:
-            assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
-    assert len(made) == 60 and made[-1] - made[0] < 30

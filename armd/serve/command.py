@@ -134,12 +134,9 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
     """uvicorn's server, which says when it listens, and stops the engine first."""
     import uvicorn
 
-    from .connections import TakeAll
-
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            self.taken = [TakeAll(self, one) for one in sockets or ()]
             if self.started and ready is not None:
                 ready()
 
@@ -147,8 +144,6 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
             for _ in range(DRAIN_TICKS):  # who connected before the signal is heard and answered
                 if not self.force_exit:
                     await asyncio.sleep(DRAIN_SECONDS / DRAIN_TICKS)
-            for one in self.taken:
-                one.close()
             await super().shutdown(sockets)
             if self.force_exit:  # uvicorn leaves it to be cancelled, with a traceback
                 await self.lifespan.shutdown()

@@ -4,7 +4,6 @@ uvicorn has no limits of these kinds."""
 
 import asyncio
 import resource
-import socket
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -153,36 +152,3 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
         super().on_response_complete()
-
-
-class TakeAll:
-    """Takes all connections that wait at an address in one turn of the event loop. uvloop takes one
-    in a turn: behind many new ones, while turns are slow, a connection would wait for seconds."""
-
-    def __init__(self, server: Any, listening: socket.socket) -> None:
-        self.server, self.listening, self.tasks = server, listening.dup(), set[Any]()
-        self.listening.setblocking(False)
-        self.loop = asyncio.get_running_loop()
-        self.loop.add_reader(self.listening, self._take)
-
-    def _protocol(self) -> asyncio.Protocol:
-        config, lifespan = self.server.config, self.server.lifespan
-        state = {"server_state": self.server.server_state, "app_state": lifespan.state}
-        return config.http_protocol_class(config=config, _loop=self.loop, **state)
-
-    def _take(self) -> None:
-        try:
-            for _ in range(MOST_CONNECTIONS):
-                made = self.listening.accept()[0]
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                task = self.loop.create_task(
-                    self.loop.connect_accepted_socket(self._protocol, made)
-                )
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
-        except OSError:  # none is left, or none can be opened: uvloop knows what to do then
-            return
-
-    def close(self) -> None:
-        self.loop.remove_reader(self.listening)
-        self.listening.close()
