@@ -21,6 +21,7 @@ from .generation.kv_cache import make_cache
 from .generation.plan import DecodePlan, from_blanks, plan_of, strided
 from .generation.sequence import Sequence
 from .model.modeling_armd import ArmdLM
+from .model.order import Order
 from .model.sampling import Sampling, invert
 from .model.shapes import Bool, Float, Int, Tensor
 from .runtime.seeds import generators_per_row
@@ -52,11 +53,15 @@ def _with_candidates(
     candidates: int,
     *,
     streams: int = 1,
+    order: Order | None = None,
     generator: Generators = None,
+    eos: int | None = None,
     **sampling: Any,
 ) -> Int[Tensor, "b n"]:
-    if candidates < 1:
-        raise ArmdError(f"candidates {candidates} must be at least 1")
+    if not isinstance(candidates, int) or candidates < 1:
+        raise ArmdError(f"candidates {candidates} must be a whole number, at least 1")
+    if order is not None or eos is not None:
+        raise ArmdError("with several candidates blanks have their own order, and no EOS ends them")
     chosen, rows = Sampling(**sampling), []
     for plan, own in zip(plans, generators_per_row(generator, len(plans)), strict=True):
         filling = Filling(model, plan.tokens, plan.known, streams=streams)

@@ -148,8 +148,9 @@ def test_what_is_said_of_candidates_is_at_most_their_log_probability(unchecked):
 def test_candidates_that_cannot_be_are_refused(unchecked):
     model, text, known = case("neighbor")
     tokens, there = torch.tensor([text]), torch.tensor(known)
-    for wrong in (0, -1):
+    for wrong in (0, -1, 2.0, "2", None):
         with pytest.raises(ArmdError, match="candidates"):
             armd.infill(model, tokens, there, candidates=wrong)
-    with pytest.raises(TypeError, match="order"):
-        armd.infill(model, tokens, there, candidates=2, order=armd.order.left_to_right(N))
+    for option in ({"order": armd.order.left_to_right(N)}, {"eos": 1}):
+        with pytest.raises(ArmdError, match="their own order"):
+            armd.infill(model, tokens, there, candidates=2, **option)
