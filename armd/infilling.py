@@ -17,8 +17,11 @@ import torch
 from .errors import ArmdError
 from .generation.api import Generators, complete, decode, make_sequences
 from .generation.decoder import Decoder
-from .generation.plan import DecodePlan, completing, from_blanks, strided
+from .generation.kv_cache import make_cache
+from .generation.plan import DecodePlan, from_blanks, plan_of, strided
+from .generation.sequence import Sequence
 from .model.modeling_armd import ArmdLM
+from .model.order import Order
 from .model.sampling import Sampling, invert
 from .model.shapes import Bool, Float, Int, Tensor
 from .runtime.seeds import generators_per_row
@@ -50,21 +53,24 @@ def _with_candidates(
     candidates: int,
     *,
     streams: int = 1,
+    order: Order | None = None,
     generator: Generators = None,
+    eos: int | None = None,
     **sampling: Any,
 ) -> Int[Tensor, "b n"]:
-    if candidates < 1:
-        raise ArmdError(f"candidates {candidates} must be at least 1")
+    if not isinstance(candidates, int) or candidates < 1:
+        raise ArmdError(f"candidates {candidates} must be a whole number, at least 1")
+    if order is not None or eos is not None:
+        raise ArmdError("with several candidates blanks have their own order, and no EOS ends them")
     chosen, rows = Sampling(**sampling), []
     for plan, own in zip(plans, generators_per_row(generator, len(plans)), strict=True):
-        text, known = list(plan.tokens), list(plan.known)
-        for blank in blanks_of(known):
-            options = {"streams": streams, "sampling": chosen, "generator": own}
-            found = draw_candidates(model, text, known, blank, candidates, **options)
+        filling = Filling(model, plan.tokens, plan.known, streams=streams)
+        for blank in filling.blanks:
+            found = filling.draw(blank, candidates, sampling=chosen, generator=own)
             uniform = torch.rand((), dtype=torch.float64, generator=own)
-            text = found.texts[int(invert(found.weight.softmax(0).cumsum(0), uniform))]
-            known[blank.start : blank.end] = [True] * (blank.end - blank.start)
-        rows.append(text)
+            index = int(invert(found.weight.softmax(0).cumsum(0), uniform))
+            filling.keep(blank, found.fills[index])
+        rows.append(filling.text)
     return torch.tensor(rows, device=model.device)
 
 
@@ -87,57 +93,73 @@ def blanks_of(known: list[bool]) -> list[Blank]:
 class Candidates(NamedTuple):
     """Fills of one blank."""
 
-    texts: list[list[int]]
-    """The whole sequence with each of them."""
+    fills: list[list[int]]
     drawn: Float[Tensor, "k"]
     """log p of each, both sides known, as it was drawn."""
     weight: Float[Tensor, "k"]
     """log of p of fill and text behind it, left to right, over p of the fill as drawn."""
 
 
-def draw_candidates(
-    model: ArmdLM,
-    text: list[int],
-    known: list[bool],
-    blank: Blank,
-    count: int,
-    *,
-    sampling: Sampling,
-    generator: torch.Generator | None = None,
-    streams: int = 1,
-    given: list[int] | None = None,
-) -> Candidates:
-    """Fills of the leftmost blank of a sequence. `given` is a whole sequence, whose fill of the
-    blank is the last candidate instead of one that is drawn."""
-    plan = _of_leftmost(text, known, blank, streams)
-    plans = [plan] * count
-    if given is not None:
-        there = [old or blank.start <= at < blank.end for at, old in enumerate(known)]
-        filled = [new if own else 0 for new, own in zip(given, there, strict=True)]
-        plans[-1] = replace(plan, tokens=filled, known=there)
-    drawn = _decoded(model, plans, sampling, generator)
-    texts = [made.tokens for made in drawn]
-    left = _decoded(model, [_left_to_right(one, blank) for one in texts], Sampling())
-    fills = _sums(drawn, slice(blank.start, blank.end))
-    return Candidates(texts, fills, _sums(left, slice(blank.start, blank.behind)) - fills)
+class Filling:
+    """A sequence whose blanks are filled one after the other, the leftmost first."""
 
+    def __init__(
+        self, model: ArmdLM, text: list[int], known: list[bool], *, streams: int = 1
+    ) -> None:
+        self.text, self.known, self.blanks = list(text), list(known), blanks_of(known)
+        self.position = [at for at, there in enumerate(known) if there]
+        self.block = list(range(len(self.position)))
+        for start, end, _ in self.blanks:
+            position, block = strided(end - start, min(streams, end - start))
+            self.position += [start + at for at in position]
+            first = len(self.block) and self.block[-1] + 1
+            self.block += [first + number for number in block]
+        # what is known, then blank after blank; and the text from left to right
+        self.drawing, self.scoring = (Reader(model, len(text)) for _ in range(2))
 
-def _of_leftmost(text: list[int], known: list[bool], blank: Blank, streams: int) -> DecodePlan:
-    """All that is known first, then this blank; others stay blank."""
-    size = blank.end - blank.start
-    position, block = strided(size, min(streams, size))
-    others = range(size, known.count(False))
-    blocks = [*block, *(at + len(block) for at in others)]
-    plan = completing(text, known, [*position, *others], blocks)
-    return replace(plan, step_ends=plan.step_ends[: block[-1] + 2])
+    def draw(
+        self,
+        blank: Blank,
+        count: int,
+        *,
+        sampling: Sampling,
+        generator: torch.Generator | None = None,
+        given: list[int] | None = None,
+    ) -> Candidates:
+        """Fills of the leftmost blank. `given` is one that takes the place of the last drawn."""
+        start, end, behind = blank
+        plans = [self._plan(blank)] * count
+        if given is not None:
+            plans[-1] = self._plan(blank, given)
+        drawn = self.drawing.decoded(plans, sampling, generator)
+        fills = [made.tokens[start:end] for made in drawn]
+        log_q = _sums(drawn, slice(start, end))
+        plans = [self._left_to_right(blank, fill) for fill in fills]
+        left = self.scoring.decoded(plans, Sampling())
+        return Candidates(fills, log_q, _sums(left, slice(start, behind)) - log_q)
 
+    def keep(self, blank: Blank, fill: list[int]) -> None:
+        self.text[blank.start : blank.end] = fill
+        self.known[blank.start : blank.end] = [True] * len(fill)
 
-def _left_to_right(text: list[int], blank: Blank) -> DecodePlan:
-    """The text up to some tokens behind the blank, all of it given; from the blank on each token
-    has a step."""
-    places = list(range(blank.behind))
-    ends = list(range(blank.start, blank.behind + 1))
-    return DecodePlan(text[: blank.behind], [True] * blank.behind, places, places, ends)
+    def _plan(self, blank: Blank, given: list[int] | None = None) -> DecodePlan:
+        """Up to this blank, to be drawn or with given tokens; later ones stay blank."""
+        plan = plan_of(self.text, self.known, self.position, self.block)
+        last = plan.step_ends.index(plan.step_ends[0] + blank.end - blank.start)
+        plan = replace(plan, step_ends=plan.step_ends[: last + 1])
+        if given is None:
+            return plan
+        there = [old or blank.start <= at < blank.end for at, old in enumerate(self.known)]
+        tokens = [*plan.tokens[: blank.start], *given, *plan.tokens[blank.end :]]
+        return replace(plan, tokens=tokens, known=there)
+
+    def _left_to_right(self, blank: Blank, fill: list[int]) -> DecodePlan:
+        """Up to some tokens behind the blank, all of it given; from the blank on each token has a
+        step."""
+        start, end, behind = blank
+        places, ends = list(range(behind)), list(range(start, behind + 1))
+        tokens = [*self.text[:start], *fill, *self.text[end:behind]]
+        return DecodePlan(tokens, [True] * behind, places, places, ends)
 
 
 class Decoded(NamedTuple):
@@ -145,29 +167,46 @@ class Decoded(NamedTuple):
     logp: list[float]
 
 
-def _decoded(
-    model: ArmdLM,
-    plans: list[DecodePlan],
-    sampling: Sampling,
-    generator: torch.Generator | None = None,
-) -> list[Decoded]:
-    """Sequences that are given the same tokens first, taken to the end of their plans. In C these
-    are read once, all but the last of them."""
-    found = []
-    for at in range(0, len(plans), AT_ONCE):
-        some = plans[at : at + AT_ONCE]
-        sequences = make_sequences(model, some, sampling, generator=generator)
-        first, *others = sequences
-        if Decoder.is_native(model) and first.read_at_most(plans[0].step_ends[0] - 1):
-            next(decode(model, [first]))  # reads that and draws nothing
-            for one in others:
-                one.cache.take(first.cache, first.read)
-                one.cache.prefix_state.copy_(first.cache.prefix_state)
-                one.cache.prefix_rows, one.read = first.cache.prefix_rows, first.read
-        for _ in decode(model, sequences):
-            pass
-        found += [Decoded(one.tokens.tolist(), one.logp.tolist()) for one in sequences]
-    return found
+class Reader:
+    """Decodes sequences that are given the same tokens first. In C these are read once, all but the
+    last of them, and what was read for one blank is there for the next."""
+
+    def __init__(self, model: ArmdLM, length: int) -> None:
+        self.model, self.slots, self.native = model, 0, Decoder.is_native(model)
+        self.cache = make_cache(model, batch=1, length=length) if self.native else None
+
+    def decoded(
+        self, plans: list[DecodePlan], sampling: Sampling, generator: torch.Generator | None = None
+    ) -> list[Decoded]:
+        """Sequences taken to the end of their plans."""
+        self._read(plans[0])
+        found = []
+        for at in range(0, len(plans), AT_ONCE):
+            some = plans[at : at + AT_ONCE]
+            sequences = make_sequences(self.model, some, sampling, generator=generator)
+            for sequence in sequences:
+                self._hand_over(sequence)
+            for _ in decode(self.model, sequences):
+                pass
+            found += [Decoded(one.tokens.tolist(), one.logp.tolist()) for one in sequences]
+        return found
+
+    def _read(self, plan: DecodePlan) -> None:
+        if self.cache is None:
+            return
+        nothing = {"sampling": Sampling(), "generator": torch.Generator()}
+        reader, there = Sequence(self.model, plan, self.cache, **nothing), max(self.slots - 1, 0)
+        reader.read = self.slots
+        if (left := plan.step_ends[0] - 1 - there) > 0 and reader.read_at_most(left):
+            next(decode(self.model, [reader]))  # reads these and draws nothing
+            self.slots = reader.read
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        if self.cache is None or not self.slots:
+            return
+        sequence.cache.take(self.cache, self.slots)
+        sequence.cache.prefix_state.copy_(self.cache.prefix_state)
+        sequence.cache.prefix_rows, sequence.read = self.cache.prefix_rows, self.slots
 
 
 def _sums(made: list[Decoded], places: slice) -> Float[Tensor, "k"]:

@@ -67,11 +67,11 @@ def _check_json(path: Path) -> None:
 
 def _names_a_file(file: str, name: str, value: object) -> str | None:
     """The name of an entry by which transformers would read a file that is none of the folder's
-    own; None for others."""
+    own (`vocab_file` may say vocab.json); None for others."""
     if file == "config.json":
         wrong = name == "configuration_files"
     elif file == SPECIAL:  # each entry becomes an argument of the tokenizer, after all others
         wrong = not name.endswith(("_token", "_tokens"))
     else:
         wrong = file == CONFIG and name.endswith(NAMES_A_FILE) and name not in REPLACED
-    return name if wrong and value not in (None, [], {}) else None
+    return name if wrong and value not in (None, [], {}, *FILES) else None

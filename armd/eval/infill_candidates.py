@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..infilling import blanks_of, draw_candidates
+from ..infilling import Filling, blanks_of
 from ..model.modeling_armd import ArmdLM
 from ..model.sampling import Sampling
 from ..model.shapes import Bool, Float, Int, Tensor
@@ -27,13 +27,14 @@ def least_log_p(
 
     A fill B is drawn with probability K q(B) E[w(B) / (w(B) + weights of K - 1 others)], where q is
     what candidates are drawn from. The mean of a logarithm is at most the logarithm of the mean."""
-    text, known, found = tokens.tolist(), (~blank).tolist(), []
-    for run in blanks_of(known):
-        options = {"sampling": Sampling(), "generator": generator, "given": text}
-        made = draw_candidates(model, text, known, run, candidates, **options)
+    filling, found = Filling(model, tokens.tolist(), (~blank).tolist()), []
+    for run in filling.blanks:
+        true = tokens[run.start : run.end].tolist()
+        options = {"sampling": Sampling(), "generator": generator, "given": true}
+        made = filling.draw(run, candidates, **options)
         share = made.weight.log_softmax(0)[-1]
         found.append((made.drawn[-1] + share).item() + log(candidates))
-        known[run.start : run.end] = [True] * (run.end - run.start)
+        filling.keep(run, true)
     return found
 
 
