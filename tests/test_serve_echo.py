@@ -4,6 +4,7 @@ nobody else waits for either."""
 import json
 import random
 import threading
+from itertools import chain
 
 import httpx
 import pytest
@@ -50,7 +51,7 @@ def texts_of_bytes() -> list[list[int]]:
     draw, signs = random.Random(1), "\ufffd".encode()
     fixed = [[0x80] * 400, [0xE2] * 400, list(signs * 200), [0xF0, 0x9F, 0x98] * 99, SMILE * 99]
     parts = [EURO, SMILE, [0x80], [0xF0, 0x9F], [0xE2, 0x82], [97], list(signs)]
-    mixed = [sum(draw.choices(parts, k=200), []) for _ in range(20)]
+    mixed = [[*chain(*draw.choices(parts, k=200))] for _ in range(20)]
     return [*fixed, *mixed, [draw.randrange(128, 256) for _ in range(400)]]
 
 

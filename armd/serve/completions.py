@@ -179,8 +179,8 @@ async def streamed(
     await read_prompts(service, state)
     for text in state.texts:
         if state.form.opens or text.echo or text.finish:
-            echo = (text.echo.text, text.echo.read) if text.echo else ("", [])
-            yield await chunks([(text, *echo)])
+            echo = text.echo
+            yield await chunks([(text, echo.text, echo.read) if echo else (text, "", ())])
     while not state.finished:
         grown: dict[int, ChoiceState] = {}  # tokens that came together go out together
         for index, event in await outputs.next_events():

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from os.path import commonprefix
 
 from ..data.tokenizer import TextTokenizer
 from ..generation.outputs import TokenOutput
@@ -90,8 +89,10 @@ class CharacterStream:
     def _new(self, text: str) -> str:
         """What of it was not shown. Signs that were may have become a character meanwhile, or the
         other way round: what was shown stays, and the text goes on from where it changed."""
-        same = text.startswith(self.shown)
-        return text[len(self.shown if same else commonprefix([text, self.shown])) :]
+        if text.startswith(self.shown):
+            return text[len(self.shown) :]
+        pairs = enumerate(zip(text, self.shown, strict=False))
+        return text[next((at for at, (new, old) in pairs if new != old), len(text)) :]
 
     def rest(self) -> str:
         """What waits, if nothing follows."""
