@@ -118,9 +118,10 @@ def test_another_address_is_warned_about(capsys: pytest.CaptureFixture[str]) -> 
     from armd.serve.command import say
 
     service = SimpleNamespace(name="poet", limits=SimpleNamespace(slots=8))
-    say(Serving("x"), service, 8000)
-    assert capsys.readouterr().err == ""
-    say(Serving("x", host="0.0.0.0"), service, 8000)
+    for bound in ("127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"):
+        say(Serving("x", host="mine"), service, 8000, bound)
+        assert capsys.readouterr().err == ""
+    say(Serving("x", host="0.0.0.0"), service, 8000, "0.0.0.0")
     assert "other machines" in capsys.readouterr().err
 
 

@@ -111,7 +111,8 @@ def serve(job: Serving) -> None:
         from .app import make_app
         from .connections import LimitedProtocol
 
-        app = make_app(service, host=job.host, api_key=key_of(job))
+        bound, port = opened.getsockname()[:2]
+        app = make_app(service, host=job.host, api_key=key_of(job), bound=bound)
         if job.connections is not None:
             LimitedProtocol.limit = job.connections
         config = uvicorn.Config(
@@ -123,8 +124,7 @@ def serve(job: Serving) -> None:
             http=LimitedProtocol,
             ws="none",  # whatever is installed: such connections would pass by the checks
         )
-        port = opened.getsockname()[1]
-        server = patient(service, job.grace, lambda: say(job, service, port))(config)
+        server = patient(service, job.grace, lambda: say(job, service, port, bound))(config)
         server.run(sockets=[opened])
     service.engine.stop()
     service.engine.join(30)
@@ -254,11 +254,11 @@ def listening(host: str, port: int) -> socket.socket:
     return made
 
 
-def say(job: Serving, service: Service, port: int) -> None:
+def say(job: Serving, service: Service, port: int, bound: str) -> None:
     """Ready, and where."""
-    from .security import LOOPBACK
+    from .security import is_loopback
 
-    if job.host not in LOOPBACK and key_of(job) is None:
+    if not is_loopback(bound) and key_of(job) is None:
         print(
             f"armd: warning: listening on {job.host} without --api-key: other machines can connect "
             "and use it",
