@@ -34,7 +34,7 @@ def test_from_start_to_sigterm(folder: str) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Signals) -> None:
     """Long before its grace is over, without a traceback, and with a text under way."""
     command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
@@ -105,7 +105,6 @@ def test_bad_options_name_the_fix(change: dict, said: str) -> None:
 
 def test_a_taken_port_and_a_missing_model_are_said_at_once(tmp_path: Path) -> None:
     with listening("127.0.0.1", 0) as taken:
-        taken.listen()
         with pytest.raises(ArmdError, match="name another --port"):
             serve(Serving(str(tmp_path), port=taken.getsockname()[1]))
     with pytest.raises(ArmdError, match="no model in"):

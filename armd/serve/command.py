@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +101,7 @@ def key_of(job: Serving) -> str | None:
 
 
 def serve(job: Serving) -> None:
-    """Load, warm up, listen; Ctrl-C or SIGTERM ends it."""
+    """Load, warm up, listen; Ctrl-C, SIGTERM or SIGHUP ends it."""
     check(job)
     try:
         import fastapi as _  # noqa: F401
@@ -140,6 +142,10 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             self.taken = [TakeAll(self, one) for one in sockets or ()]
+            # uvicorn knows SIGINT and SIGTERM; under nohup SIGHUP stays ignored
+            main = threading.current_thread() is threading.main_thread()
+            if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             if self.started and ready is not None:
                 ready()
 
@@ -204,7 +210,6 @@ def name_of(path: str) -> str:
 def warm_up(service: Service) -> None:
     """Write a few tokens in every slot, so that the first client does not wait for memory."""
     import gc
-    import threading
 
     import torch
 
@@ -245,6 +250,7 @@ def listening(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind, proto)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen()  # until then another server may bind it too
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArmdError(
