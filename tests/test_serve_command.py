@@ -104,9 +104,9 @@ def test_bad_options_name_the_fix(change: dict, said: str) -> None:
 
 
 def test_a_taken_port_and_a_missing_model_are_said_at_once(tmp_path: Path) -> None:
-    with listening("127.0.0.1", 0) as taken:
-        with pytest.raises(ArmdError, match="name another --port"):
-            serve(Serving(str(tmp_path), port=taken.getsockname()[1]))
+    taken, said = listening("127.0.0.1", 0), pytest.raises(ArmdError, match="name another --port")
+    with taken, said:
+        serve(Serving(str(tmp_path), port=taken.getsockname()[1]))
     with pytest.raises(ArmdError, match="no model in"):
         serve(Serving(str(tmp_path), port=0))
 
