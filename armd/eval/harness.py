@@ -91,7 +91,7 @@ class ArmdHarness(LM):
         log_p = picked(logits, ids)
         if log_p.isnan().any():  # the first answer would be the most probable one
             raise ArmdError(
-                "log-probabilities are no numbers; is it damaged? armd verify it"
+                "log-probabilities are no numbers; is the model damaged? armd verify it"
             )
         return log_p, logits.argmax(-1) == ids
 
