@@ -66,6 +66,13 @@ def test_loglikelihood_is_the_chain_rule(harness):
         assert greedy == by_hand
 
 
+def test_weights_that_are_no_numbers_answer_no_question(harness):
+    with torch.no_grad():
+        next(harness.loaded.model.parameters()).fill_(math.nan)
+    with pytest.raises(armd.ArmdError, match="no numbers"):
+        harness.loglikelihood(requests(("ab", "c"), ("ab", "d")), disable_tqdm=True)
+
+
 def test_lm_evals_own_hf_model_scores_a_saved_folder_alike(harness):
     """With the code that the folder carries; 0.4.13 knows no models of other packages."""
     from lm_eval.models.huggingface import HFLM

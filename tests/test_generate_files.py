@@ -231,3 +231,40 @@ def test_of_several_processes_no_file_is_lost_either(
     out.write_bytes(b"".join(lines[:3]) + lines[3][:50])
     cli.run(words(folder, out, "--resume"))
     assert out.read_bytes() == whole and sorted(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_device_is_written_to_by_any_number_of_processes_at_a_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    """A terminal stands for it: it keeps what is written, and needs no rights to make."""
+    monkeypatch.setattr(processes, "process_group", lambda *_: nullcontext(Both(world=world)))
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    device = tmp_path / "device"
+    device.symlink_to(os.ttyname(theirs))
+    with device.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        cli.run(words(folder, device, "--count", 1, "--length", 3))
+    assert os.read(ours, 100).startswith(generate_outputs.BEGIN)
+    assert device.is_symlink() and sorted(tmp_path.iterdir()) == [device]
+
+
+def test_a_device_that_calls_itself_seekable_is_not_cut(folder: Path) -> None:
+    """In one process, which replaces nothing whatever goes wrong: this is the machine's own."""
+    cli.run(words(folder, Path(os.devnull), "--count", 1, "--length", 3))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_several_processes_follow_a_link_of_the_users_as_one_does(
+    folder: Path, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(processes, "process_group", lambda *_: nullcontext(Both(world=2)))
+    file, link = tmp_path / "there" / "out.jsonl", tmp_path / "link"
+    file.parent.mkdir()
+    if there:
+        file.touch()
+    link.symlink_to(file)
+    cli.run(words(folder, link))
+    assert link.is_symlink() and file.read_bytes() == whole
+    assert sorted(tmp_path.rglob("*")) == [link, file.parent, file]

@@ -34,7 +34,7 @@ def test_from_start_to_sigterm(folder: str) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Signals) -> None:
     """Long before its grace is over, without a traceback, and with a text under way."""
     command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
@@ -104,10 +104,9 @@ def test_bad_options_name_the_fix(change: dict, said: str) -> None:
 
 
 def test_a_taken_port_and_a_missing_model_are_said_at_once(tmp_path: Path) -> None:
-    with listening("127.0.0.1", 0) as taken:
-        taken.listen()
-        with pytest.raises(ArmdError, match="name another --port"):
-            serve(Serving(str(tmp_path), port=taken.getsockname()[1]))
+    taken, said = listening("127.0.0.1", 0), pytest.raises(ArmdError, match="name another --port")
+    with taken, said:
+        serve(Serving(str(tmp_path), port=taken.getsockname()[1]))
     with pytest.raises(ArmdError, match="no model in"):
         serve(Serving(str(tmp_path), port=0))
 
@@ -118,9 +117,10 @@ def test_another_address_is_warned_about(capsys: pytest.CaptureFixture[str]) -> 
     from armd.serve.command import say
 
     service = SimpleNamespace(name="poet", limits=SimpleNamespace(slots=8))
-    say(Serving("x"), service, 8000)
-    assert capsys.readouterr().err == ""
-    say(Serving("x", host="0.0.0.0"), service, 8000)
+    for bound in ("127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"):
+        say(Serving("x", host="mine"), service, 8000, bound)
+        assert capsys.readouterr().err == ""
+    say(Serving("x", host="0.0.0.0"), service, 8000, "0.0.0.0")
     assert "other machines" in capsys.readouterr().err
 
 

@@ -133,8 +133,9 @@ def test_a_request_that_is_answered_is_of_use(server, monkeypatch: pytest.Monkey
     monkeypatch.setattr(LimitedProtocol, "limit", 10)
     body = b'{"prompt": "a", "max_tokens": 40}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    engine, free = server.service.engine, threading.Event()
-    engine.run_exclusive(lambda: free.wait(PATIENCE))
+    engine, begun, free = server.service.engine, threading.Event(), threading.Event()
+    engine.run_exclusive(lambda: (begun.set(), free.wait(PATIENCE)))
+    assert begun.wait(PATIENCE)  # before that, the request would take a slot and not wait
     with opened(server) as line:
         line.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         while not engine.waiting:

@@ -9,6 +9,7 @@ from patience import PATIENCE
 from serving import running
 
 import armd.serve.app
+from armd.errors import ArmdError
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,27 @@ def test_names_made_to_point_here_are_refused(server) -> None:
         assert call(server, "GET", "/v1/info", Host=host).status == 403
     for host in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:80"):
         assert call(server, "GET", "/v1/info", Host=host).status == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "127.1", "LOCALHOST", "0:0:0:0:0:0:0:1"])
+def test_whatever_this_machine_is_called_other_names_are_refused(host: str) -> None:
+    from armd.serve.command import listening
+    from armd.serve.security import SecurityMiddleware
+
+    async def app(*_):
+        return None
+
+    try:
+        with listening(host, 0) as opened:
+            bound = opened.getsockname()[0]
+    except ArmdError:  # a machine without IPv6
+        bound = "::1"
+    guard = SecurityMiddleware(app, host=host, bound=bound, max_body=10, count=lambda *_: None)
+    for name in ("evil.example", "evil.example:80", "127.0.0.2.evil.example", "[evil]", "10.0.0.1"):
+        assert guard._refusal("GET", {b"host": name}) is not None
+    named = f"[{host}]" if ":" in host else host
+    for name in (named, f"{named}:80", "localhost:80", "127.0.0.2:80", "[::1]:80"):
+        assert guard._refusal("GET", {b"host": name}) is None
 
 
 def test_a_server_for_others_answers_to_any_name() -> None:

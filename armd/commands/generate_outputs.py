@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import refuse_link, replace_text
+from ..runtime.atomic_files import is_device, refuse_link, replace_text
 from .generate_options import refuse_lost
 from .terminal_view import coloured, live
 
@@ -47,20 +47,23 @@ class Records:
         self.stream = None if self.part is None else _open(self.part)
         if self.part is not None and job.resume:
             self.made = resumed(self.part, settings, requests)
-        elif self.part is not None and self.stream is not None and self.stream.seekable():
+        elif self.part is not None and self.stream is not None and self.part.is_file():
             refuse_lost(job, self.part)  # another may have written it while the model was loaded
             self.stream.truncate(0)
         self.done = {record["index"] for record in [*self.earlier, *self.made]}
 
-    def _open_whole(self, out: Path, requests: Sequence[Request]) -> Path:
-        """Of many processes: the file of this one. What is in the file of all must be lost no more
-        than if there were one, so that it is locked and read, or refused, in the same way."""
+    def _open_whole(self, out: Path, requests: Sequence[Request]) -> Path | None:
+        """Of many processes: the file of this one, unless all goes to a device. What is in the file
+        of all must be lost no more than if there were one, so that it is locked and read, or
+        refused, in the same way."""
         self.whole = _open(out) if self.ranks.first else None
         if self.job.resume:
             self.earlier = read_records(out, self.settings, requests)[0]
         else:
             refuse_lost(self.job, out)
-        part = out.with_name(f"{out.name}.rank{self.ranks.rank}")
+        if is_device(out):
+            return None
+        part = _followed(out).with_name(f"{_followed(out).name}.rank{self.ranks.rank}")
         refuse_link(part)
         return part
 
@@ -75,7 +78,8 @@ class Records:
             with suppress(OSError):
                 self.stream.close()
         if self.whole is not None:
-            self.whole.close()
+            with suppress(OSError):
+                self.whole.close()
         stopped = isinstance(error, KeyboardInterrupt | OSError)
         if stopped and self.part is not None and self.part.is_file():  # a pipe would be waited for
             # an interrupt may come between writing a sample and counting it
@@ -154,13 +158,21 @@ class Records:
             self._print(record)
         found = {record["index"]: record for record in [*records, *self.earlier]}
         records = [found[index] for index in sorted(found)] if self.ranks.first else []
-        if self.job.out is not None and self.part is not None:
-            if self.ranks.first:
-                lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-                replace_text(self.job.out, "".join(lines))
+        if self.job.out is not None and self.ranks.first:
+            lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            self._write_whole(self.job.out, "".join(lines))
+        if self.part is not None:
             self.ranks.from_first(None)  # the whole is there before the parts go
             self.part.unlink()
         return records
+
+    def _write_whole(self, out: Path, text: str) -> None:
+        """As one process would: a device is written to, and a link of the user's followed."""
+        if self.part is not None:
+            replace_text(_followed(out), text)
+        elif self.whole is not None:
+            self.whole.write(text)
+            self.whole.flush()
 
 
 def resumed(
@@ -239,12 +251,17 @@ def _answers(record: dict[str, Any], request: Request | None) -> bool:
     return same and record.get("prompt") == request.prompt
 
 
+def _followed(out: Path) -> Path:
+    """The file that a link of the user's leads to: what is beside it and in its place is ours."""
+    return out.resolve() if out.is_symlink() else out
+
+
 def _open(file: Path) -> Any:
     """The file, to add to it; what is there stays. One process writes to it at a time."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         stream = file.open("a", encoding="utf-8")
-        if stream.seekable():
+        if file.is_file():  # devices have many writers
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return stream
     except BlockingIOError:

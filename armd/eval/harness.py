@@ -88,7 +88,12 @@ class ArmdHarness(LM):
     @torch.inference_mode()
     def _scored(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.loaded.model(ids, order=left_to_right(ids.shape[1])).logits
-        return picked(logits, ids), logits.argmax(-1) == ids
+        log_p = picked(logits, ids)
+        if log_p.isnan().any():  # the first answer would be the most probable one
+            raise ArmdError(
+                "log-probabilities are no numbers; is the model damaged? armd verify it"
+            )
+        return log_p, logits.argmax(-1) == ids
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of each whole text. A long one is scored in windows; the last is filled up with

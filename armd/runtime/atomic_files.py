@@ -43,10 +43,15 @@ def write_bytes(path: Path, data: bytes) -> None:
     """The same, of a picture."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "It is a folder", str(path))
-    if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
+    if path.parent == Path("/dev") or is_device(path):
         path.write_bytes(data)
     else:
         replace_bytes(path, data)
+
+
+def is_device(path: Path) -> bool:
+    """Or a pipe: it is written to, never replaced, and nothing is put beside it."""
+    return path.exists() and not path.is_file()
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -32,8 +32,15 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return {file.name: (file.read_bytes(), KINDS[file.suffix]) for file in files}
 
 
-def make_app(service: Service, *, host: str = "127.0.0.1", api_key: str | None = None) -> Any:
-    """The whole server as an ASGI application."""
+def make_app(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    api_key: str | None = None,
+    bound: str | None = None,
+) -> Any:
+    """The whole server as an ASGI application; `bound` is the address that `host` turned out to
+    be."""
     files = page_files()
 
     @asynccontextmanager
@@ -67,8 +74,9 @@ def make_app(service: Service, *, host: str = "127.0.0.1", api_key: str | None =
     def count(path: str, status: int) -> None:
         service.engine.metrics.answered(path if path in known else "other", status)
 
+    most = service.limits.max_body
     return SecurityMiddleware(
-        app, host=host, max_body=service.limits.max_body, count=count, api_key=api_key
+        app, host=host, bound=bound, max_body=most, count=count, api_key=api_key
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +101,7 @@ def key_of(job: Serving) -> str | None:
 
 
 def serve(job: Serving) -> None:
-    """Load, warm up, listen; Ctrl-C or SIGTERM ends it."""
+    """Load, warm up, listen; Ctrl-C, SIGTERM or SIGHUP ends it."""
     check(job)
     try:
         import fastapi as _  # noqa: F401
@@ -111,7 +113,8 @@ def serve(job: Serving) -> None:
         from .app import make_app
         from .connections import LimitedProtocol
 
-        app = make_app(service, host=job.host, api_key=key_of(job))
+        bound, port = opened.getsockname()[:2]
+        app = make_app(service, host=job.host, api_key=key_of(job), bound=bound)
         if job.connections is not None:
             LimitedProtocol.limit = job.connections
         config = uvicorn.Config(
@@ -123,8 +126,7 @@ def serve(job: Serving) -> None:
             http=LimitedProtocol,
             ws="none",  # whatever is installed: such connections would pass by the checks
         )
-        port = opened.getsockname()[1]
-        server = patient(service, job.grace, lambda: say(job, service, port))(config)
+        server = patient(service, job.grace, lambda: say(job, service, port, bound))(config)
         server.run(sockets=[opened])
     service.engine.stop()
     service.engine.join(30)
@@ -137,6 +139,10 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            # uvicorn knows SIGINT and SIGTERM; under nohup SIGHUP stays ignored
+            main = threading.current_thread() is threading.main_thread()
+            if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             if self.started and ready is not None:
                 ready()
 
@@ -199,7 +205,6 @@ def name_of(path: str) -> str:
 def warm_up(service: Service) -> None:
     """Write a few tokens in every slot, so that the first client does not wait for memory."""
     import gc
-    import threading
 
     import torch
 
@@ -240,6 +245,7 @@ def listening(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind, proto)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen()  # until then another server may bind it too
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArmdError(
@@ -249,11 +255,11 @@ def listening(host: str, port: int) -> socket.socket:
     return made
 
 
-def say(job: Serving, service: Service, port: int) -> None:
+def say(job: Serving, service: Service, port: int, bound: str) -> None:
     """Ready, and where."""
-    from .security import LOOPBACK
+    from .security import is_loopback
 
-    if job.host not in LOOPBACK and key_of(job) is None:
+    if not is_loopback(bound) and key_of(job) is None:
         print(
             f"armd: warning: listening on {job.host} without --api-key: other machines can connect "
             "and use it",

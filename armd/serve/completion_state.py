@@ -12,6 +12,9 @@ from .errors import Refusal
 from .schema import CompletionRequest, Json
 from .service import Service, any_seed
 
+MOST_ECHOED = 1 << 21
+"""Entries of an answer for tokens that cost nothing to write: some 30 MB."""
+
 
 @dataclass
 class ChoiceState:
@@ -23,7 +26,7 @@ class ChoiceState:
     before: int
     """Characters of the prompt, for text_offset."""
     echo: IncrementalText | None = None
-    """The prompt, where it is echoed."""
+    """The prompt, where it is echoed: one for all texts of a prompt."""
     finish: str | None = None
     cut: str | None = None
 
@@ -61,6 +64,10 @@ class CompletionState:
     def finished(self) -> bool:
         return all(text.finish is not None for text in self.texts)
 
+    def entries(self, tokens: int) -> int:
+        """Numbers and names that so many tokens have in the answer."""
+        return tokens * (1 + (self.asked.logprobs or 0))
+
 
 def completion_of(service: Service, asked: CompletionRequest, form: Form) -> CompletionState:
     """Everything that can be wrong is found here, before anything is written."""
@@ -78,6 +85,7 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
     state = CompletionState(
         form, asked, any_seed(asked.seed), None if suffix else tokenizer.eos, [], []
     )
+    echoed = 0
     for prompt in prompts:
         ids = tokenizer.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         shown = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
@@ -85,12 +93,15 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
         known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
         limited = asked.model_copy(update={"streams": max(1, min(asked.streams, blanks))})
         limited = limited if blanks < new_tokens(asked) else asked
-        plan = None
+        echoed += len(ids) * count if asked.echo else 0
+        if state.entries(echoed) > MOST_ECHOED:
+            reason = "the echo would be too large an answer; ask for fewer texts (n, prompts) or"
+            raise Refusal(400, f"{reason} logprobs at a time", param="echo")
+        plan, echo = None, IncrementalText(tokenizer, 0) if asked.echo else None
         for _ in range(count):
             index = len(state.texts)
             text = ChoiceState(index, ids, IncrementalText(tokenizer, len(ids), stops), len(shown))
-            if asked.echo:
-                text.echo = IncrementalText(tokenizer, 0)
+            text.echo = echo
             if blanks:
                 whole = [*ids, *[0] * blanks, *suffix]
                 if plan is None or asked.order == "random":

@@ -1,29 +1,31 @@
 """POST /v1/completions: OpenAI's, for prompts and for the gap between a prompt and a suffix."""
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from ..generation.outputs import TokenOutput
 from ..model.order import left_to_right
 from .completion_state import ChoiceState, CompletionState, Form, completion_of, prompts_of
+from .detokenizer import MOST_PENDING, IncrementalText
 from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
 from .json_route import JsonRoute
 from .schema import Completion, CompletionRequest, Json
 from .service import OutputStream, Service, aside, unless_gone
-from .sse import DONE, STREAMED, EventStream
+from .sse import DONE, STREAMED, EventStream, dumped
 
 
 async def read_prompts(service: Service, state: CompletionState) -> None:
     """Fill in what is echoed; with log-probabilities, those of the prompt's own tokens, left to
     right, in one pass."""
     scored: dict[tuple[int, ...], list[TokenOutput]] = {}
-    for text in state.texts:
-        ids, key = text.prompt, tuple(text.prompt)
-        if text.echo is None:
-            continue
+    for text in state.texts[:: state.asked.n or 1]:  # those of one prompt have one echo
+        ids, key, echo = text.prompt, tuple(text.prompt), text.echo
+        if echo is None:
+            return
         if key not in scored:
             logp, top = [0.0] * len(ids), [()] * len(ids)
             if ids and state.asked.logprobs is not None:
@@ -31,8 +33,12 @@ async def read_prompts(service: Service, state: CompletionState) -> None:
                 scores = await service.score(ids, order, top_logprobs=count)
                 logp, top = scores.logp, scores.top
             scored[key] = list(map(TokenOutput, range(len(ids)), ids, logp, top))
-        text.echo.add(scored[key])
-        text.echo.flush()
+        await aside(len(ids) * MOST_PENDING, partial(read_whole, echo, scored[key]))
+
+
+def read_whole(text: IncrementalText, tokens: Sequence[TokenOutput]) -> None:
+    text.add(tokens)
+    text.flush()
 
 
 def begin(service: Service, state: CompletionState) -> OutputStream:
@@ -89,9 +95,10 @@ def text_choice(
 def offset_of(text: ChoiceState, one: TokenOutput) -> int:
     """Where a token begins in the prompt and what follows it."""
     new = one.position - text.incremental.start
-    if new >= 0 or text.echo is None:
-        return text.before + text.incremental.offsets[new]
-    return text.echo.offsets[one.position]
+    if text.echo is not None and new < 0:
+        return text.echo.offsets[one.position]
+    before = text.before if text.echo is None else len(text.echo.text)
+    return before + text.incremental.offsets[new]
 
 
 def top_table(service: Service, one: TokenOutput) -> dict[str, float]:
@@ -119,7 +126,7 @@ def envelope(
     return found
 
 
-async def whole(service: Service, state: CompletionState) -> Json:
+async def whole(service: Service, state: CompletionState) -> bytes:
     await read_prompts(service, state)
     outputs = begin(service, state)
     try:
@@ -128,45 +135,60 @@ async def whole(service: Service, state: CompletionState) -> Json:
                 grow(state, outputs, index, event)
     finally:
         outputs.cancel()
-    choices = []
-    for text in state.texts:
-        parts = [text.echo, text.incremental] if text.echo else [text.incremental]
+    parts = [(text, [p for p in (text.echo, text.incremental) if p]) for text in state.texts]
+
+    def choice(text: ChoiceState, parts: Sequence[IncrementalText]) -> bytes:
         shown, tokens = "".join(p.text for p in parts), [one for p in parts for one in p.read]
-        choices.append(state.form.choice(service, state, text, shown, tokens))
-    return envelope(service, state, choices, whole=True, usage=True)
+        return dumped(state.form.choice(service, state, text, shown, tokens))
+
+    def answer() -> bytes:
+        # each by itself: while JSON is being dumped no other thread runs
+        choices = b",".join(choice(*one) for one in parts)
+        found = dumped(envelope(service, state, [], whole=True, usage=True))
+        return found.replace(b'"choices":[]', b'"choices":[%b]' % choices, 1)
+
+    return await aside(state.entries(sum(len(p.read) for _, both in parts for p in both)), answer)
 
 
 async def streamed(
     service: Service, state: CompletionState, outputs: OutputStream
-) -> AsyncGenerator[list[Json | str], None]:
+) -> AsyncGenerator[list[Json | bytes | str], None]:
     """A chunk whenever more of a text can be read, and one that says why it ended."""
 
-    def chunk(text: ChoiceState, shown: str, tokens: Sequence[TokenOutput]) -> Json:
-        choice = state.form.delta(service, state, text, shown, tokens)
-        return envelope(service, state, [choice], whole=False, usage=False)
+    async def chunks(
+        new: Sequence[tuple[ChoiceState, str, Sequence[TokenOutput]]],
+    ) -> list[Json | bytes | str]:
+        def chunk(text: ChoiceState, shown: str, tokens: Sequence[TokenOutput]) -> bytes:
+            choice = state.form.delta(service, state, text, shown, tokens)
+            return dumped(envelope(service, state, [choice], whole=False, usage=False))
 
-    def new_parts(grown: dict[int, ChoiceState]) -> list[Json | str]:
+        size = state.entries(sum(len(tokens) for _, _, tokens in new))
+        return await aside(size, lambda: [chunk(*one) for one in new])
+
+    async def new_parts(grown: dict[int, ChoiceState]) -> list[Json | bytes | str]:
         new = [
             (text, *text.incremental.take_new(last=bool(text.finish))) for text in grown.values()
         ]
-        return [
-            chunk(text, shown, text.incremental.read[part])
+        shown = [
+            (text, shown, text.incremental.read[part])
             for text, shown, part in new
             if shown or text.finish
         ]
+        return await chunks(shown)
 
     await read_prompts(service, state)
     for text in state.texts:
         if state.form.opens or text.echo or text.finish:
-            yield [chunk(text, *((text.echo.text, text.echo.read) if text.echo else ("", ())))]
+            echo = text.echo
+            yield await chunks([(text, echo.text, echo.read) if echo else (text, "", ())])
     while not state.finished:
         grown: dict[int, ChoiceState] = {}  # tokens that came together go out together
         for index, event in await outputs.next_events():
             if isinstance(event, Failed):
-                yield new_parts(grown)
+                yield await new_parts(grown)
             if text := grow(state, outputs, index, event):
                 grown[index] = text
-        yield new_parts(grown)
+        yield await new_parts(grown)
     options = state.asked.stream_options
     if options is not None and options.include_usage:
         yield [envelope(service, state, [], whole=False, usage=True)]
@@ -179,7 +201,8 @@ async def answer(
     texts = (text for text in (*prompts_of(asked), asked.suffix) if isinstance(text, str))
     state = await aside(sum(map(len, texts)), lambda: completion_of(service, asked, form))
     if not asked.stream:
-        return JSONResponse(await unless_gone(request, whole(service, state)))
+        found = await unless_gone(request, whole(service, state))
+        return Response(found, media_type="application/json")
     outputs = begin(service, state)  # here, so that a full queue is a 429, no broken stream
     return EventStream(request, streamed(service, state, outputs), outputs.cancel)
 

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from tokenizers.decoders import DecodeStream
-
 from ..data.tokenizer import TextTokenizer
 from ..generation.outputs import TokenOutput
 from .errors import Refusal
+
+NO_CHARACTER = "\ufffd"
+"""How decoders show bytes that are no character, or not yet a whole one."""
+CHARACTER_BYTES = 4
+MOST_PENDING = 2 * CHARACTER_BYTES
 
 
 class ServerTokenizer:
@@ -51,6 +54,53 @@ class ServerTokenizer:
         return self.decode([*self.anchor, token])[len(self.decode(self.anchor)) :]
 
 
+class CharacterStream:
+    """The text of tokens, one after the other. Bytes that may be the beginning of a character wait
+    for its end, but no longer than a character can be: all that waits is decoded again with each
+    token. (DecodeStream of tokenizers lets any number wait, and breaks off where later bytes change
+    how earlier ones read.)"""
+
+    def __init__(self, reader: ServerTokenizer) -> None:
+        self.reader = reader
+        self.ids: list[int] = []
+        """The last tokens that were shown, because decoders join words, and those that wait."""
+        self.context, self.shown = 0, ""
+        """How many of them, and what of their text, were shown."""
+
+    def step(self, token: int) -> str:
+        """What can be shown now that this token is there."""
+        self.ids.append(token)
+        text = self.reader.decode(self.ids)
+        added = self._new(text)
+        if added and not text.endswith(NO_CHARACTER):
+            self.ids = self.ids[self.context :]
+            self.context, self.shown = len(self.ids), self.reader.decode(self.ids)
+            return added
+        if len(self.ids) - self.context <= MOST_PENDING:
+            return ""
+        if not added:  # tokens of no text at all; a few are enough as context
+            self.ids.pop()
+            return ""
+        # of bytes, only the last ones can still become a character; they show as one sign
+        self.ids = self.ids[-CHARACTER_BYTES:]
+        self.context, self.shown = 0, self.reader.decode(self.ids)[:-1]
+        return added[:-1]
+
+    def _new(self, text: str) -> str:
+        """What of it was not shown. Signs that were may have become a character meanwhile, or the
+        other way round: what was shown stays, and the text goes on from where it changed."""
+        if text.startswith(self.shown):
+            return text[len(self.shown) :]
+        pairs = enumerate(zip(text, self.shown, strict=False))
+        return text[next((at for at, (new, old) in pairs if new != old), len(text)) :]
+
+    def rest(self) -> str:
+        """What waits, if nothing follows."""
+        added = self._new(self.reader.decode(self.ids))
+        self.ids, self.context, self.shown = [], 0, ""
+        return added
+
+
 @dataclass
 class IncrementalText:
     """A text written in any order, read from its left end as far as it is there."""
@@ -68,13 +118,11 @@ class IncrementalText:
     stopped: bool = False
     """At a stop string or an EOS; nothing comes after."""
     _landed: dict[int, TokenOutput] = field(default_factory=dict)
-    _stream: DecodeStream = field(
-        default_factory=lambda: DecodeStream(skip_special_tokens=False)  # type: ignore[call-arg]
-    )
-    _pending: bool = False
-    """The last tokens are the beginning of a character that is not complete."""
     _sent: int = 0
     _told: int = 0
+
+    def __post_init__(self) -> None:
+        self._stream = CharacterStream(self.reader)
 
     def add(self, tokens: Sequence[TokenOutput]) -> None:
         self._landed |= {one.position: one for one in tokens}
@@ -85,9 +133,7 @@ class IncrementalText:
                 return
             self.offsets.append(len(self.text))
             self.read.append(one)
-            added = self._stream.step(self.reader.backend, one.token)
-            self._pending = added is None
-            self._append(added or "")
+            self._append(self._stream.step(one.token))
 
     @property
     def _next(self) -> int:
@@ -102,12 +148,11 @@ class IncrementalText:
             self.stopped, self.text = True, self.text[: min(ends)]
             keep = sum(offset < len(self.text) for offset in self.offsets)
             del self.read[keep:], self.offsets[keep:]
+            self._stream.rest()
 
     def flush(self) -> None:
         """Nothing will follow: what is incomplete stays so."""
-        if self._pending:
-            self._pending = False
-            self._append(self.reader.decode([one.token for one in self.read])[len(self.text) :])
+        self._append(self._stream.rest())
 
     def take_new(self, *, last: bool) -> tuple[str, slice]:
         """Text not given out before, and its tokens; what may begin a stop string waits."""

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 from collections.abc import Callable
@@ -16,11 +17,10 @@ from starlette.requests import ClientDisconnect
 from .errors import answer
 
 log = logging.getLogger("uvicorn.error")
-LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?", re.IGNORECASE)
 OPEN_PATHS = ("/health",)
 """What is answered without a key."""
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 READ_SECONDS = 20.0
 SINGLE = (b"host", b"origin", b"content-type", b"content-length", b"authorization")
 HEADERS = {
@@ -51,9 +51,11 @@ class SecurityMiddleware:
         max_body: int,
         count: Callable[[str, int], None],
         api_key: str | None = None,
+        bound: str | None = None,
     ) -> None:
+        """`host` as it was named; `bound`: the address that this turned out to be."""
         self.app, self.max_body, self.count = app, max_body, count
-        self.local = host in LOOPBACK
+        self.host, self.local = host.lower(), is_loopback(bound or host)
         self.key = None if api_key is None else _digest(api_key.encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -104,7 +106,7 @@ class SecurityMiddleware:
 
     def _refusal(self, method: str, headers: dict[bytes, str]) -> Asgi | None:
         host = headers.get(b"host", "")
-        if self.local and not LOCAL_HOST.fullmatch(host):
+        if self.local and not self._names_us(host):
             return answer(403, f"this server answers to localhost, not to '{host[:80]}'")
         if method in ("GET", "HEAD"):
             return None
@@ -121,6 +123,13 @@ class SecurityMiddleware:
         if not length.isdecimal() or int(length[:20]) > self.max_body:
             return self._too_large()
         return None
+
+    def _names_us(self, host: str) -> bool:
+        """A Host that no other site can have: an address of this machine, or the name that was
+        given to listen at."""
+        found = HOST.fullmatch(host)
+        name = found[1].strip("[]").lower() if found else ""
+        return bool(name) and (is_loopback(name) or name == self.host)
 
     def _too_large(self) -> Asgi:
         close = {"Connection": "close"}
@@ -149,6 +158,17 @@ class SecurityMiddleware:
             return whole.pop() if whole else await receive()
 
         return None, again
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it can be reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 async def _silence(*_: Any) -> None:

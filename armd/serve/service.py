@@ -31,7 +31,8 @@ from .score_batches import ScoreJob, TokenScores
 
 Answer = TypeVar("Answer")
 INLINE = 4096
-"""Characters of a request that are tokenised at once; more are, in a thread, while others go on."""
+"""Characters of a request, or entries of an answer, that are worked on at once; more are, in a
+thread, while others go on."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> tuple[list[i
 
 
 async def aside(size: int, work: Callable[[], Answer]) -> Answer:
-    """What a request asks for, worked out: in a thread where `size` characters take long."""
+    """Work on a request or an answer of this size: in a thread where it takes long."""
     return await asyncio.to_thread(work) if size > INLINE else work()
 
 

@@ -17,8 +17,16 @@ STREAMED = {"text/event-stream": {"schema": EVENT}}
 """For a route's description: a stream, event by event."""
 
 
+def dumped(content: Any) -> bytes:
+    """JSON; a number that it has no word for, such as log 0, is null."""
+    return to_json(content, inf_nan_mode="null")
+
+
 def data(content: Any) -> bytes:
-    return b"data: %b\n\n" % (content.encode() if isinstance(content, str) else to_json(content))
+    """An event: words, JSON that was dumped, or what is to be dumped."""
+    if isinstance(content, str):
+        content = content.encode()
+    return b"data: %b\n\n" % (content if isinstance(content, bytes) else dumped(content))
 
 
 class EventStream(Response):

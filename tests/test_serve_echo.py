@@ -1,0 +1,154 @@
+"""Texts of any bytes are read at a bounded cost, and large answers are written off the event loop:
+nobody else waits for either."""
+
+import json
+import random
+import threading
+from itertools import chain
+
+import httpx
+import pytest
+from eval_models import tokenizer
+from serving import running, writer
+from tokenizers import Tokenizer, decoders, models
+
+from armd.generation.outputs import TokenOutput
+from armd.serve import completion_state, completions
+from armd.serve.detokenizer import CharacterStream, IncrementalText, ServerTokenizer
+
+LENGTH = 1024
+EURO, SMILE = list("€".encode()), list("😀".encode())
+
+
+class Counted(ServerTokenizer):
+    """Remembers the most tokens that were decoded together."""
+
+    most = 0
+
+    def decode(self, ids):
+        self.most = max(self.most, len(ids))
+        return super().decode(ids)
+
+
+def read(reader: ServerTokenizer, ids: list[int]) -> IncrementalText:
+    text = IncrementalText(reader, 0)
+    for at, token in enumerate(ids):
+        text.add([TokenOutput(at, token, 0.0, ())])
+    text.flush()
+    return text
+
+
+def fallback() -> Tokenizer:
+    """As Llama's: a run of bytes that is no text as a whole reads as so many signs."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256, "▁b": 257, "▁": 258}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="▁"))
+    last = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), *last])  # type: ignore[list-item]
+    return made
+
+
+def texts_of_bytes() -> list[list[int]]:
+    draw, signs = random.Random(1), "\ufffd".encode()
+    fixed = [[0x80] * 400, [0xE2] * 400, list(signs * 200), [0xF0, 0x9F, 0x98] * 99, SMILE * 99]
+    parts = [EURO, SMILE, [0x80], [0xF0, 0x9F], [0xE2, 0x82], [97], list(signs)]
+    mixed = [[*chain(*draw.choices(parts, k=200))] for _ in range(20)]
+    return [*fixed, *mixed, [draw.randrange(128, 256) for _ in range(400)]]
+
+
+@pytest.mark.parametrize("ids", texts_of_bytes())
+def test_any_bytes_read_as_they_are_decoded_whole_a_few_at_a_time(ids: list[int]) -> None:
+    reader = Counted(tokenizer(), LENGTH)
+    found = read(reader, ids)
+    assert reader.most <= 24
+    assert found.text == reader.decode(ids)
+    assert found.offsets == sorted(found.offsets) and len(found.offsets) == len(ids)
+
+
+def test_bytes_that_change_how_earlier_ones_read_break_nothing() -> None:
+    reader = Counted(tokenizer(), LENGTH)
+    reader.backend = fallback()
+    assert read(reader, [*EURO, 257, 256, *SMILE, *EURO, 257]).text == "€ ba😀€ b"
+    assert read(reader, [*EURO, 0x80, 256]).text.startswith("€")
+    for ids in texts_of_bytes():
+        assert read(reader, [*ids, 257]).text.endswith(" b")
+    assert reader.most <= 24
+
+
+def test_tokens_without_a_text_wait_for_nothing() -> None:
+    """Such as those that a model has and its tokenizer has not."""
+    reader = Counted(tokenizer(), LENGTH)
+    assert read(reader, [300] * 200 + [97] + [300] * 200 + EURO).text == "a€"
+    assert reader.most <= 24
+
+
+def test_nothing_waits_behind_a_stop_string() -> None:
+    text = IncrementalText(ServerTokenizer(tokenizer(), LENGTH), 0, ("b",))
+    ids = [97, 98, 0xE2, 0x82]
+    text.add([TokenOutput(at, token, 0.0, ()) for at, token in enumerate(ids)])
+    text.flush()
+    assert text.text == "a" and text.stopped
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(writer(max_length=LENGTH)) as made:
+        yield made
+
+
+def asked(server, **more) -> httpx.Response:
+    body = {"prompt": [128] * LENGTH, "echo": True, "max_tokens": 0, "n": 4} | more
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_large_echo_is_read_once_and_answered_off_the_event_loop(
+    server, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, dumping, step, dumped = [], [], CharacterStream.step, completions.dumped
+
+    def counted(self, token: int) -> str:
+        reading.append(threading.current_thread())
+        return step(self, token)
+
+    def dump(content) -> bytes:
+        dumping.append((threading.current_thread(), json.dumps(content).count("\\ufffd")))
+        return dumped(content)
+
+    monkeypatch.setattr(CharacterStream, "step", counted)
+    monkeypatch.setattr(completions, "dumped", dump)
+    found = asked(server, logprobs=5, stream=stream)
+    assert found.status_code == 200 and found.text.count('"finish_reason":"length"') == 4
+    assert len(reading) == LENGTH
+    ours = asked_loop(server)
+    assert ours not in reading and ours not in {thread for thread, _ in dumping}
+    whole = LENGTH + LENGTH  # the text and its tokens; those that rival come on top
+    assert sum(signs >= whole for _, signs in dumping) == 4  # a choice at a time
+
+
+def asked_loop(server) -> threading.Thread:
+    """The thread of the event loop."""
+    found: list[threading.Thread] = []
+    done = threading.Event()
+
+    def look() -> None:
+        found.append(threading.current_thread())
+        done.set()
+
+    server.service.loop.call_soon_threadsafe(look)
+    assert done.wait(20)
+    return found[0]
+
+
+def test_an_echo_beyond_any_use_is_refused_before_it_is_made(server, monkeypatch) -> None:
+    monkeypatch.setattr(completion_state, "MOST_ECHOED", 4 * LENGTH * 3)
+    assert asked(server, logprobs=2).status_code == 200
+    for more in ({"logprobs": 3}, {"n": 6, "logprobs": 2}, {"prompt": [[1] * LENGTH] * 4}):
+        refused = asked(server, **{"logprobs": 2, "n": 4} | more)
+        assert refused.status_code == 400 and "fewer" in refused.json()["error"]["message"]
+
+
+def test_the_answer_is_the_same_json_whole_or_choice_by_choice(server) -> None:
+    found = asked(server, prompt=["ab", '"choices":[]'], max_tokens=3, n=2, logprobs=1).json()
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert found["choices"][2]["text"].startswith('"choices":[]')
+    assert found["usage"]["prompt_tokens"] == 14
