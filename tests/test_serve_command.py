@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Sig
     """Long before its grace is over, without a traceback, and with a text under way."""
     command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # whoever runs the tests may ignore it, as nohup and background jobs of a shell do
+    pipes["preexec_fn"] = partial(signal.signal, number, signal.SIG_DFL)
     with subprocess.Popen([*command, "--grace", str(2 * PATIENCE)], **pipes) as process:
         try:
             port = int(process.stdout.readline().split(":")[2].split()[0])
