@@ -39,7 +39,7 @@ class Running:
         """All slots are free, nothing waits."""
         engine = self.service.engine
         for _ in range(1000):
-            if len(engine.pool.free) == engine.slots and not engine.active and not engine.waiting:
+            if len(engine.pool.free) > engine.slots and not engine.active and not engine.waiting:
                 return
             time.sleep(0.02)
         raise AssertionError("a slot is stuck")
@@ -51,11 +51,15 @@ def writer(**changes):
 
 
 def chat_template() -> ChatTemplate:
-    """One that bytes can write: role, colon, content, a line each, then "answer:"."""
+    """One that bytes can write: role, colon, content, a line each, then "answer:". It takes all the
+    time it is given if a content is "slow"."""
     found = object.__new__(ChatTemplate)
     theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend)
     theirs.chat_template = (
-        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}answer:"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n"
+        "{% if m.content == 'slow' %}"
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        "{% endif %}{% endfor %}answer:"
     )
     found.take(theirs)
     return found

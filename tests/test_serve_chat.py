@@ -1,8 +1,17 @@
 """Chats: the completion of what the template makes of the messages, in the client's own shapes."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import openai
 import pytest
-from serving import chat_template, running
+from patience import PATIENCE
+from serving import chat_template, running, writer
+
+from armd.data.chat_template import Renderer
+from armd.serve.templates import MOST_WAITING
 
 MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
 TEXT = "system:be kind\nuser:hi\nanswer:"
@@ -86,3 +95,43 @@ def test_what_is_not_offered_is_said_in_a_sentence(client) -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(openai.BadRequestError, match="content must be a text"):
         client.chat.completions.create(model="tiny", messages=image)
+
+
+def test_slow_templates_delay_chats_alone_and_end_with_the_server() -> None:
+    """More chats than may wait: 429. Meanwhile a long text is read; at the end the rest get 503."""
+    chat = chat_template()
+    chat.renderer = Renderer(seconds=600)
+    body = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
+    refused = threading.Event()
+    clients = ThreadPoolExecutor(MOST_WAITING + 2)
+    with clients, running(writer(max_length=8192), chat=chat) as server:
+        url = f"{server.url}/v1"
+
+        def ask() -> httpx.Response:
+            answer = httpx.post(f"{url}/chat/completions", json=body, timeout=PATIENCE)
+            refused.set()
+            return answer
+
+        asked = [clients.submit(ask) for _ in range(MOST_WAITING + 2)]
+        assert refused.wait(PATIENCE)
+        long = httpx.post(f"{url}/tokenize", json={"text": "a" * 5000}, timeout=PATIENCE)
+        assert len(long.json()["tokens"]) == 5000
+        while sum(one.done() for one in asked) < 2:
+            time.sleep(0.01)
+        server.service.stop()
+        answers = [one.result(PATIENCE) for one in asked]
+    full = [one for one in answers if one.status_code == 429]
+    assert len(full) == 2 and all(int(one.headers["retry-after"]) > 0 for one in full)
+    assert {one.status_code for one in answers if one not in full} == {503}
+
+
+def test_a_client_that_leaves_makes_way_for_the_next_chat() -> None:
+    chat = chat_template()
+    chat.renderer = Renderer(seconds=600)
+    body = {"messages": [{"role": "user", "content": "slow"}]}
+    with running(chat=chat) as server:
+        for _ in range(MOST_WAITING + 4):
+            with pytest.raises(httpx.TimeoutException):
+                httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.2)
+        while server.service.chat.waiting:
+            time.sleep(0.01)

@@ -30,7 +30,7 @@ def engine():
 def at_rest(engine: Engine) -> None:
     """All slots are free again, nothing waits."""
     for _ in range(200):
-        if len(engine.pool.free) == engine.slots and not engine.active and not engine.waiting:
+        if len(engine.pool.free) > engine.slots and not engine.active and not engine.waiting:
             return
         time.sleep(0.02)
     raise AssertionError("a slot is stuck")
@@ -250,3 +250,45 @@ def test_a_request_of_many_texts_leaves_slots_to_others(engine: Engine) -> None:
     assert other.over.wait(60)
     begun = list(dict.fromkeys(i for i, _ in told))
     assert begun.index(99) <= 2 * engine.slots
+
+
+def test_a_request_that_has_every_slot_leaves_the_spare_one_to_others() -> None:
+    """The next request begins before any text of the first has ended; the one after it waits."""
+    engine = Engine(packed(), slots=3, queue=100).start()
+    told: list[tuple[str, bool]] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def noted(name: str, hearer: Hearer):
+        def take(event) -> None:
+            begun.set()
+            assert go.wait(60)
+            told.append((name, isinstance(event, Ended)))
+            hearer(event)
+
+        return take
+
+    first, others = [Hearer() for _ in range(4)], [Hearer(), Hearer()]
+    engine.submit([job(2, noted("first", hearer)) for hearer in first])
+    assert begun.wait(60)
+    for name, hearer in zip("ab", others, strict=True):
+        engine.submit([job(2, noted(name, hearer))])
+    go.set()
+    for hearer in (*first, *others):
+        assert hearer.over.wait(60) and hearer.landed == alone(engine.model, 2)
+    assert told.index(("a", False)) < told.index(("first", True)) < told.index(("b", False))
+    at_rest(engine)
+    engine.stop()
+    assert engine.join(20)
+
+
+def test_requests_of_one_text_never_have_more_than_the_slots() -> None:
+    engine = Engine(packed(), slots=3, queue=100).start()
+    go, taken, step = held(engine), [], engine._step
+    hearers = [Hearer() for _ in range(8)]
+    for hearer in hearers:
+        engine.submit([job(2, hearer)])
+    engine._step = lambda: (taken.append(len(engine.active)), step())  # type: ignore[method-assign]
+    go.set()
+    assert all(hearer.over.wait(60) for hearer in hearers)
+    engine.stop()
+    assert engine.join(20) and max(taken) == engine.slots

@@ -47,7 +47,7 @@ def make_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.loop = asyncio.get_running_loop()
         yield
-        service.engine.stop()
+        service.stop()
 
     # the usual pages of documentation load scripts from elsewhere; /openapi.json is the source
     app = FastAPI(title="armd", lifespan=lifespan, docs_url=None, redoc_url=None)

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: OpenAI's, where the model's tokenizer has a chat template."""
 
-import asyncio
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from .completions import answer, ending
 from .errors import Refusal, responses
 from .json_route import JsonRoute
 from .schema import Choosing, CompletionRequest, Json
-from .service import Service
+from .service import Service, aside, unless_gone
 from .sse import STREAMED
 
 SAME = {*Choosing.model_fields, "model", "n", "stop", "stream", "stream_options"}
@@ -21,7 +20,7 @@ ALL = 2**31
 """More tokens than any model takes: cut to what fits."""
 
 
-def as_completion(service: Service, asked: ChatRequest) -> CompletionRequest:
+async def as_completion(service: Service, asked: ChatRequest) -> CompletionRequest:
     """The same request for the text that the chat template makes of the messages."""
     if service.chat is None:
         raise Refusal(
@@ -30,12 +29,13 @@ def as_completion(service: Service, asked: ChatRequest) -> CompletionRequest:
             "/v1/completions continues a text",
             code="no_chat_template",
         )
-    text = service.chat.text([message.plain for message in asked.messages])
+    text = await service.chat.text([message.plain for message in asked.messages])
+    prompt = await aside(len(text), lambda: service.tokenizer.encode(text, "messages"))
     wanted = {name: getattr(asked, name) for name in SAME}
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     return CompletionRequest.model_construct(
         **wanted,
-        prompt=service.tokenizer.encode(text, "messages"),
+        prompt=prompt,
         max_tokens=asked.max_completion_tokens or asked.max_tokens or ALL,
         logprobs=logprobs,
     )
@@ -97,8 +97,7 @@ def routes(service: Service) -> APIRouter:
     )
     async def chat(asked: ChatRequest, request: Request) -> Response:
         """Answer messages, where the model has a chat template; else 404."""
-        # a template is a program, and another process runs it: others must not wait for that
-        completion = await asyncio.to_thread(as_completion, service, asked)
+        completion = await unless_gone(request, as_completion(service, asked))
         return await answer(service, completion, request, CHAT)
 
     return router

@@ -128,7 +128,7 @@ def serve(job: Serving) -> None:
         )
         server = patient(service, job.grace, lambda: say(job, service, port, bound))(config)
         server.run(sockets=[opened])
-    service.engine.stop()
+    service.stop()
     service.engine.join(30)
 
 
@@ -157,7 +157,7 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
         def handle_exit(self, sig: int, frame: Any) -> None:
             # not uvicorn's own, which would kill the process with the same signal in the end
             again = self.should_exit
-            service.engine.stop(0.0 if again else grace)
+            service.stop(0.0 if again else grace)
             self.should_exit, self.force_exit = True, again
 
     return Server

@@ -53,7 +53,7 @@ class Engine:
         deliver: Callable[[list[tuple[Callback, Event]]], None] | None = None,
     ) -> None:
         self.model, self.slots, self.queue = model.eval(), slots, queue
-        self.pool = CachePool.of(model, slots)
+        self.pool = CachePool.of(model, slots + 1)  # the spare one
         self.decoder = Decoder(model)
         self.deliver = deliver or (lambda outbox: [callback(event) for callback, event in outbox])
         self.metrics = Metrics()
@@ -134,7 +134,7 @@ class Engine:
         if self.stopping:
             raise ShuttingDown("the server is shutting down")
         ahead = len(self.waiting) + len(self.exclusive) + len(self.scores.waiting)
-        if ahead + count > self.queue + self.slots - len(self.active):
+        if ahead + count > self.queue + max(0, self.slots - len(self.active)):
             self.metrics.refused += 1
             seconds = self.metrics.mean_seconds() * (ahead + 1) / self.slots
             raise QueueFull(max(1, min(60, math.ceil(seconds))))
@@ -178,8 +178,7 @@ class Engine:
     def _fill_slots(self) -> None:
         """Clear the slots and give them to waiting requests."""
         self._expire(time.monotonic())
-        while self.waiting and self.pool.free:
-            entry = next_of(self.waiting, self.active)
+        while entry := next_of(self.waiting, self.active, self.slots):
             self.waiting.remove(entry)
             entry.cache = self.pool.free.pop()
             self.active.append(entry)

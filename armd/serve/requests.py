@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,14 @@ class ScheduledRequest:
 
 
 def next_of(
-    waiting: Iterable[ScheduledRequest], active: Iterable[ScheduledRequest]
-) -> ScheduledRequest:
-    """Which of the waiting ones has the next slot: of the request with the fewest slots the first,
-    so that a request of many sequences does not keep others waiting for all of them."""
-    slots = Counter(id(entry.together) for entry in active)
-    return min(waiting, key=lambda entry: slots[id(entry.together)])
+    waiting: Iterable[ScheduledRequest], active: Collection[ScheduledRequest], slots: int
+) -> ScheduledRequest | None:
+    """Which of the waiting ones begins now: of the request with the fewest slots the first, so that
+    a request of many sequences does not keep others waiting for all of them. Where all slots are
+    taken and one request has several, the spare one is for a request that has none."""
+    taken = Counter(id(entry.together) for entry in active)
+    first = min(waiting, key=lambda entry: taken[id(entry.together)], default=None)
+    if first is None or len(active) < slots:
+        return first
+    wait = len(active) > slots or taken[id(first.together)] or max(taken.values()) == 1
+    return None if wait else first

@@ -28,6 +28,7 @@ from .prefill import shared_prompts
 from .requests import GenerationRequest, ScheduledRequest
 from .schema import Choosing
 from .score_batches import ScoreJob, TokenScores
+from .templates import TemplateQueue
 
 Answer = TypeVar("Answer")
 INLINE = 4096
@@ -66,7 +67,8 @@ class Service:
         limits: Limits | None = None,
         chat: ChatTemplate | None = None,
     ) -> None:
-        self.model, self.limits, self.chat = model, limits or Limits(), chat
+        self.model, self.limits = model, limits or Limits()
+        self.chat = TemplateQueue(chat) if chat else None
         self.name = name.encode("utf-8", "replace").decode()  # a folder's name may be any bytes
         self.tokenizer = ServerTokenizer(tokenizer, model.config.max_length)
         self.created = int(time.time())
@@ -79,6 +81,14 @@ class Service:
             threads=self.limits.threads,
             deliver=self._deliver,
         ).start()
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Take nothing new; after `grace` seconds end what is left."""
+        self.engine.stop(grace)
+        if self.chat and grace and self.loop and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.call_later, grace, self.chat.close)
+        elif self.chat:
+            self.chat.close()
 
     def _deliver(self, outbox: list[tuple[Callback, Event]]) -> None:
         """From the engine's thread to the server's."""
