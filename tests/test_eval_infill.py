@@ -87,8 +87,11 @@ def test_the_verb_compares_both_sides_and_refuses_other_models(tmp_path, capsys,
             assert one[side] == pytest.approx(other[side], rel=1e-5)
     assert len(json.loads(out.read_text())["results"]) == 6
     assert "ppl both" in capsys.readouterr().out
-    some = eval_infill(model, data=str(file), shares=(0.3,), windows=3, window=32, candidates=4)
+    options = {"shares": (0.3,), "windows": 3, "window": 32, "candidates": 4}
+    some = eval_infill(model, data=str(file), **options, fill=True)
     assert "candidates" not in some[0] and some[1]["candidates"]["count"] == 4
+    drawn, kept = some[1]["both"]["drawn"], some[1]["candidates"]["drawn"]
+    assert drawn["fills"] == kept["fills"] == some[1]["both"]["fills"]
     assert "one of 4 candidates" in capsys.readouterr().out
     with pytest.raises(ArmdError, match="candidates 0"):
         eval_infill(model, data=str(file), candidates=0)

@@ -48,7 +48,8 @@ def eval_infill(
         window: Tokens in a window; 1024, or the most the model takes.
         seed: Of the choice of blanks, the same for every model.
         batch: Windows at a time.
-        fill: Also fill the spans greedily: ROUGE-L and how many are exactly the text.
+        fill: Also fill the spans greedily, and with several candidates draw them: ROUGE-L and how
+            many are exactly the text.
         candidates: Also with so many candidates for each span: at least so much is gained.
         tokenizer: Its folder or name, if the model's folder has none.
         device: cpu, cuda or cuda:N; the GPU if there is one.
@@ -76,7 +77,7 @@ def eval_infill(
             if fill and kind == "spans":
                 add_fills(figures, loaded, rows, share=share, seed=seed)
             if candidates > 1 and kind == "spans":
-                add_candidates(figures, loaded, rows, count=candidates, seed=seed)
+                add_candidates(figures, loaded, rows, count=candidates, seed=seed, fill=fill)
             settings = {"model": model, "data": data, "window": length, "seed": seed}
             results.append(
                 {**settings, "weights": loaded.fingerprint, "config": loaded.config, **figures}
@@ -161,15 +162,29 @@ def add_fills(
 
 
 def add_candidates(
-    figures: dict[str, Any], loaded: Loaded, rows: list[list[int]], *, count: int, seed: int
+    figures: dict[str, Any],
+    loaded: Loaded,
+    rows: list[list[int]],
+    *,
+    count: int,
+    seed: int,
+    fill: bool,
 ) -> None:
-    """What so many candidates for each of these spans gain, at least."""
+    """What so many candidates for each of these spans gain, at least; and, if wanted, what is drawn
+    without and with them."""
+    import torch
+
     from ..checked_pack import pack_checked
     from .infill_candidates import gained
+    from .infill_fills import fill_drawn
 
     blank, fast = hidden_in(rows, "spans", figures["share"], seed), pack_checked(loaded.model)
     options = {"candidates": count, "seed": seed}
     figures["candidates"] = gained(loaded.model, fast, rows, blank, **options)
+    if fill:
+        texts = torch.tensor(rows)
+        figures["both"]["drawn"] = fill_drawn(fast, texts, blank, candidates=1, seed=seed)
+        figures["candidates"]["drawn"] = fill_drawn(fast, texts, blank, **options)
 
 
 def shown(results: list[dict[str, Any]]) -> str:
@@ -191,6 +206,21 @@ def shown(results: list[dict[str, Any]]) -> str:
             ]
         )
     first = results[0]
+    return "\n".join(
+        [
+            table(header, rows),
+            *fills_shown(results),
+            f"{first['windows']} windows of {first['window']} tokens, seed {first['seed']}; exact "
+            "log-likelihood of the blanks, one by one: left, given all that stands before each; "
+            "both, given all known tokens and the earlier blanks",
+            "accuracy: the most probable token is the true one, all before it being true; exact "
+            "match: so in every blank of a window, which is when greedy filling returns the text",
+        ]
+    )
+
+
+def fills_shown(results: list[dict[str, Any]]) -> list[str]:
+    """A line for each kind of filling."""
     filled = [result for result in results if "rouge_l" in result["left"]]
     fills = [
         f"spans filled greedily, {result['share']:.0%} blank, {result['left']['fills']} spans: "
@@ -206,15 +236,11 @@ def shown(results: list[dict[str, Any]]) -> str:
         for result in results
         if "candidates" in result
     ]
-    return "\n".join(
-        [
-            table(header, rows),
-            *fills,
-            *chosen,
-            f"{first['windows']} windows of {first['window']} tokens, seed {first['seed']}; exact "
-            "log-likelihood of the blanks, one by one: left, given all that stands before each; "
-            "both, given all known tokens and the earlier blanks",
-            "accuracy: the most probable token is the true one, all before it being true; exact "
-            "match: so in every blank of a window, which is when greedy filling returns the text",
-        ]
-    )
+    drawn = [
+        f"spans drawn: ROUGE-L one draw {one['rouge_l']:.4f}, one of {many['count']} candidates "
+        f"{many['drawn']['rouge_l']:.4f}; exactly the text {one['exact_fills']:.4f}, "
+        f"{many['drawn']['exact_fills']:.4f}"
+        for result in results
+        if (one := result["both"].get("drawn")) and (many := result["candidates"])
+    ]
+    return [*fills, *chosen, *drawn]

@@ -1,7 +1,6 @@
-"""Blanks filled greedily, and how near each filling is to what stood there: ROUGE-L and exact."""
+"""Blanks filled, and how near each filling is to what stood there: ROUGE-L and exact."""
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -9,6 +8,7 @@ from ..generation.api import generate
 from ..infilling import infill
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Bool, Int, Tensor
+from ..runtime.seeds import seeded
 
 
 def rouge_l(found: list[int], wanted: list[int]) -> float:
@@ -34,21 +34,36 @@ def fill_greedily(
 ) -> dict[str, dict[str, float]]:
     """Every run of blanks, taken as the model fills it with everything else known, and as it goes
     on from the true text on its left."""
-    near: dict[str, list[float]] = {"left": [], "both": []}
-    equal: dict[str, list[bool]] = {"left": [], "both": []}
-    for row, hidden in zip(tokens, blank, strict=True):
-        whole = infill(model, row[None], ~hidden, temperature=0.0)[0]
+    whole, left = tokens.clone(), tokens.clone()
+    for number, (row, hidden) in enumerate(zip(tokens, blank, strict=True)):
+        whole[number] = infill(model, row[None], ~hidden, temperature=0.0)[0]
         for start, end in spans_of(hidden):
             given = [row[:start].tolist()] if start else None
-            left = generate(model, prompt=given, length=end, temperature=0.0)[0]
-            wanted = row[start:end].tolist()
-            for name, text in (("left", left), ("both", whole)):
-                found = text[start:end].tolist()
-                near[name].append(rouge_l(found, wanted))
-                equal[name].append(found == wanted)
-    return {name: _means(near[name], equal[name]) for name in near}
+            goes_on = generate(model, prompt=given, length=end, temperature=0.0)[0]
+            left[number, start:end] = goes_on[start:end]
+    return {"left": nearness(tokens, blank, left), "both": nearness(tokens, blank, whole)}
 
 
-def _means(near: list[float], equal: list[bool]) -> dict[str, Any]:
+def fill_drawn(
+    model: ArmdLM, tokens: Int[Tensor, "b n"], blank: Bool[Tensor, "b n"], **options: int
+) -> dict[str, float]:
+    """Every run of blanks, drawn with both sides known; options: candidates, seed."""
+    filled, count = tokens.clone(), options["candidates"]
+    for number, (row, hidden) in enumerate(zip(tokens, blank, strict=True)):
+        generator = seeded(options["seed"], number, "fills")
+        filled[number] = infill(model, row[None], ~hidden, candidates=count, generator=generator)[0]
+    return nearness(tokens, blank, filled)
+
+
+def nearness(
+    tokens: Int[Tensor, "b n"], blank: Bool[Tensor, "b n"], filled: Int[Tensor, "b n"]
+) -> dict[str, float]:
+    """Over all runs of blanks."""
+    near, equal = [], []
+    for row, hidden, text in zip(tokens, blank, filled, strict=True):
+        for start, end in spans_of(hidden):
+            wanted, found = row[start:end].tolist(), text[start:end].tolist()
+            near.append(rouge_l(found, wanted))
+            equal.append(found == wanted)
     count = max(1, len(near))
     return {"fills": len(near), "rouge_l": sum(near) / count, "exact_fills": sum(equal) / count}
