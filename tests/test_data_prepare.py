@@ -1,6 +1,7 @@
 """Laws of `armd prepare`: the same bytes on any number of processes, all of it or nothing, memory
 that does not grow with the corpus, documents of every format."""
 
+import contextlib
 import filecmp
 import json
 import os
@@ -130,6 +131,51 @@ def test_a_stopped_run_leaves_no_dataset(tmp_path: Path, number: signal.Signals)
     subprocess.run(run, check=True, capture_output=True)
     assert list(out.parent.iterdir()) == [out], "what the killed run left is gone"
     open_dataset(out, verify=True)
+
+
+@pytest.mark.parametrize("send", [os.killpg, os.kill])
+def test_two_interrupts_end_it_while_workers_start(tmp_path: Path, send):
+    """Ctrl-C reaches every process of the group, the second one while the first is handled."""
+    source = jsonl(tmp_path / "s.jsonl", [f"{n} {text}" for n in range(15) for text in STORIES])
+    run = command(source, tmp_path / "out", "--workers", "2", tokenizer="byte")
+    with (tmp_path / "errors").open("wb") as errors:
+        options = {"stdout": errors, "stderr": errors, "preexec_fn": heed_interrupts}
+        process = subprocess.Popen(run, start_new_session=True, **options)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while len(children.read_text().split()) < 2:  # one keeps count of resources
+            assert process.poll() is None
+            time.sleep(0.005)
+        for _ in range(2):
+            time.sleep(0.2)  # they start meanwhile
+            with contextlib.suppress(ProcessLookupError):
+                send(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) in (130, -signal.SIGINT)
+    deadline = time.monotonic() + PATIENCE
+    while not group_is_gone(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+
+
+def test_a_word_without_end_does_not_keep_the_tokenizer(tmp_path: Path):
+    """Training takes time by the square of its length."""
+    source = tmp_path / "s.txt"
+    source.write_text("ab" * 2_000_000 + " words and words")
+    prepare(Preparation(str(source), "bpe:300", tmp_path / "out", workers=1, heldout=0))
+
+
+def test_names_of_files_may_be_any_bytes(tmp_path: Path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.txt")).write_text("some text")
+    dataset = prepare(Preparation(str(folder), "byte", tmp_path / "out", workers=1, heldout=0))
+    assert dataset.manifest["splits"]["train"]["documents"] == 1
+
+
+def test_a_pipe_is_no_source(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArmdError, match="no file and no folder"):
+        prepare(Preparation(str(tmp_path / "pipe"), "byte", tmp_path / "out"))
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path: Path):

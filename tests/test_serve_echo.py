@@ -89,6 +89,20 @@ def test_nothing_waits_behind_a_stop_string() -> None:
     assert text.text == "a" and text.stopped
 
 
+def test_tokens_are_told_with_their_text() -> None:
+    """Those of a stop string that has begun wait, as its text does, and are never told."""
+    reader = ServerTokenizer(tokenizer(), LENGTH)
+    for ids in (b"abcabdxx", b"aabbabd", b"ababab"):
+        text, told, shown = IncrementalText(reader, 0, ("abd",)), [], ""
+        for at, token in enumerate(ids):
+            text.add([TokenOutput(at, token, 0.0, ())])
+            new, part = text.take_new(last=text.stopped)
+            told, shown = told + text.read[part], shown + new
+            assert len(told) == len(shown)
+        new, part = text.take_new(last=True)
+        assert shown + new == text.text and told + text.read[part] == text.read
+
+
 @pytest.fixture(scope="module")
 def server():
     with running(writer(max_length=LENGTH)) as made:

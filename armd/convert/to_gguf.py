@@ -59,7 +59,9 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
             finally:
                 aside.unlink(missing_ok=True)
     except OSError as error:
-        raise ArmdError(f"cannot write {out}: {error.strerror}; name another file") from None
+        raise ArmdError(
+            f"cannot write {out}: {error.strerror or error}; name another file"
+        ) from None
     return ours
 
 

@@ -7,10 +7,11 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ from .split import draw
 
 TASK_CHARACTERS = 1 << 20
 TASK_DOCUMENTS = 1 << 13
+TASKS_WAITING = 3
+"""Tasks that a process may have."""
 
 
 @dataclass(frozen=True)
@@ -122,55 +125,100 @@ def long_document(text: str, position: int, encoding: Encoding, pattern) -> Iter
         yield Task([piece], position, heldout, ends=done == len(text))
 
 
-_worker: Worker | None = None
+class WorkerProcess:
+    """A process that encodes the tasks it is sent, one after the other."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        # Not fork: the caller may run threads (torch, tokenizers) that a fork would break.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, encoding), daemon=True)
+        with signals_not_inherited():
+            self.process.start()
+        theirs.close()
+
+    def send(self, task: Task) -> None:
+        with self.there():
+            self.pipe.send(task)
+
+    def result(self) -> dict[str, Part]:
+        """Of the oldest task whose result was not taken."""
+        with self.there():
+            found = self.pipe.recv()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            raise ArmdError(
+                "a worker process ended too early: out of memory, or a script without "
+                "`if __name__ == '__main__':`; --workers 1 needs no processes"
+            ) from None
 
 
-def start_worker(encoding: Encoding) -> None:
-    """In a new process: Ctrl-C is the parent's to handle, and nobody outlives the parent."""
-    global _worker
+@contextmanager
+def signals_not_inherited() -> Iterator[None]:
+    """Ctrl-C and a closed terminal reach a whole group of processes, and are the parent's to
+    handle. A process that starts with them blocked keeps them so, and they wait for us meanwhile.
+    """
+    resource_tracker.ensure_running()  # else it is started now, and unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def work(parent: Connection, encoding: Encoding) -> None:
+    """In the process: take tasks as they come, so that the parent never waits to send one."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=leave_with, args=(parent.sentinel,), daemon=True).start()
-    _worker = Worker(encoding)
+    waiting: SimpleQueue[Task] = SimpleQueue()
 
+    def receive() -> None:
+        try:
+            while True:
+                waiting.put(parent.recv())
+        finally:
+            os._exit(1)  # the parent is gone, and nobody outlives it
 
-def leave_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)
-
-
-def work(task: Task) -> dict[str, Part]:
-    assert _worker is not None
-    return _worker(task)
+    threading.Thread(target=receive, daemon=True).start()
+    worker = Worker(encoding)
+    while True:
+        task = waiting.get()
+        try:
+            found = worker(task)
+        except Exception as error:
+            found = error
+        parent.send(found)
 
 
 def encode_all(
     documents: Iterable[Document], encoding: Encoding, *, workers: int
 ) -> Iterator[tuple[int, dict[str, Part]]]:
-    """(position, parts) of each task, in order, whatever the number of workers."""
+    """(position, parts) of each task, in order, whatever the number of workers. They have tasks in
+    turn, so the oldest result is always that of the worker whose turn it is."""
     if workers == 1:
         worker = Worker(encoding)
         for task in tasks(documents, encoding):
             yield task.position, worker(task)
         return
-    # Not fork: the caller may run threads (torch, tokenizers) that a fork would break.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(encoding,))
-    waiting = deque()
+    processes: list[WorkerProcess] = []
+    waiting: deque[tuple[int, WorkerProcess]] = deque()
     try:
-        for task in tasks(documents, encoding):
-            waiting.append((task.position, pool.submit(work, task)))
-            if len(waiting) > 2 * workers:
-                position, future = waiting.popleft()
-                yield position, future.result()
-        for position, future in waiting:
-            yield position, future.result()
-    except BrokenProcessPool:
-        raise ArmdError(
-            "a worker process ended too early: out of memory, or a script without "
-            "`if __name__ == '__main__':`; --workers 1 needs no processes"
-        ) from None
+        for number, task in enumerate(tasks(documents, encoding)):
+            if number < workers:
+                processes.append(WorkerProcess(encoding))
+            if len(waiting) == TASKS_WAITING * workers:
+                position, process = waiting.popleft()
+                yield position, process.result()
+            processes[number % workers].send(task)
+            waiting.append((task.position, processes[number % workers]))
+        for position, process in waiting:
+            yield position, process.result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for process in processes:
+            process.process.kill()

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import importlib.util
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -63,12 +63,17 @@ class Files:
 
     def fingerprint(self) -> str:
         lines = (f"{p.relative_to(self.root).as_posix()} {hash_file(p)}" for p in self.paths)
-        return f"content:{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()}"
+        return f"content:{digest(lines)}"
 
     def names_fingerprint(self) -> str:
         """Of names and sizes alone, as datasets of earlier versions have it."""
         lines = (f"{p.relative_to(self.root).as_posix()} {p.stat().st_size}" for p in self.paths)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return digest(lines)
+
+
+def digest(lines: Iterable[str]) -> str:
+    """Names of files may be any bytes."""
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,8 @@ def on_disk(path: Path, reading: Reading) -> Files:
         return Files(path.parent, (path,), reading)
     if path.is_dir():
         return folder(path, reading)
+    if path.exists():
+        raise ArmdError(f"{path} is no file and no folder; write its text to a file first")
     near = difflib.get_close_matches(str(path), WORDS, n=1, cutoff=0.5)
     if not near and path.parent.is_dir():
         beside = [entry.name for entry in path.parent.iterdir()]

@@ -5,7 +5,8 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from .tokenizer_files import check_tokenizer_files
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
+LONG_WORD = re.compile(r"\S{4096}|\s{4096}")
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -123,8 +125,19 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> TextTokenizer:
         initial_alphabet=sorted(byte_symbols()),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator(with_short_words(texts), trainer)
     return TextTokenizer(backend, {"eos_token": END})
+
+
+def with_short_words(texts: Iterable[str]) -> Iterator[str]:
+    """Cut where a word is longer than any: training takes time by the square of a word's length,
+    and no signal interrupts it."""
+    for text in texts:
+        start = 0
+        for long in LONG_WORD.finditer(text):
+            yield text[start : long.end()]
+            start = long.end()
+        yield text[start:]
 
 
 def from_folder(folder: Path) -> TextTokenizer:

@@ -1,5 +1,6 @@
 """What a shell may take away from a command: its input and output, and room for a line."""
 
+import io
 import os
 import shutil
 import sys
@@ -20,6 +21,8 @@ def mend_streams() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # what was computed is shown, as far as it can be
 
 
 def widen() -> None:

@@ -1,5 +1,6 @@
 """Between tokens and text: encoding within limits, and text that grows in reading order."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -161,8 +162,9 @@ class IncrementalText:
             upto -= max((overlap(self.text, stop) for stop in self.stops), default=0)
         if upto <= self._sent and not last:
             return "", slice(0, 0)
-        text, tokens = self.text[self._sent : upto], slice(self._told, len(self.read))
-        self._sent, self._told = max(upto, self._sent), max(len(self.read), self._told)
+        count = len(self.read) if last or self.stopped else bisect_left(self.offsets, upto)
+        text, tokens = self.text[self._sent : upto], slice(self._told, count)
+        self._sent, self._told = max(upto, self._sent), max(count, self._told)
         return text, tokens
 
 
