@@ -23,8 +23,8 @@ EARLIER = {"shuffle": "among", "rho_of": "tokens"}
 """What the curriculum of a run does whose config.json was written before these fields were."""
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
 CHECKPOINTS, EXPORT, KEPT, ADAPTER = "checkpoints", "export", "exports", "adapter"
-SAMPLES, BOARD = "samples", "tensorboard"
-FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, SAMPLES, BOARD)
+BASE, SAMPLES, BOARD = "base", "samples", "tensorboard"
+FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, BASE, SAMPLES, BOARD)
 """What a run writes into."""
 
 
@@ -75,12 +75,19 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
     began = read_recipe(folder)
     longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
     for name, before, now in differences(longer, recipe):
-        flag, why = "--" + name.replace("_", "-"), ""
-        if name in ("steps", "sbp_steps"):
-            why = " (a run becomes longer only with --schedule constant, before its next phase)"
+        base, why = recipe.adapt.base_model, ""
+        if name == "base":
+            raise ArmdError(
+                f"{folder} began with other weights than {base} has now; put those back, or "
+                "choose another folder to adapt the new ones in"
+            )
+        if name == "sbp_steps" and base:
+            name = "steps"
+        elif name in ("steps", "sbp_steps"):
+            why = " (a run becomes longer only if its schedule is constant, before its next phase)"
         raise ArmdError(
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
-            f"use {flag} {before}, or choose another --out{why}"
+            f"give {before} again, or choose another folder for the run{why}"
         )
     before, now = _read_data_facts(folder), data_facts(dataset)
     if before is None:
