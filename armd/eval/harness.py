@@ -21,7 +21,7 @@ from ..runtime.seeds import seeded
 from .load_model import Loaded, load
 from .padding import filled, in_batches
 from .perplexity import Scoring, score_windows
-from .scorer import picked
+from .scorer import as_numbers, picked
 from .windows import Window
 
 LONGEST_ANSWER = 256
@@ -111,12 +111,7 @@ class ArmdHarness(LM):
     @torch.inference_mode()
     def _scored(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.loaded.model(ids, order=left_to_right(ids.shape[1])).logits
-        log_p = picked(logits, ids)
-        if log_p.isnan().any():  # the first answer would be the most probable one
-            raise ArmdError(
-                "log-probabilities are no numbers; is the model damaged? armd verify it"
-            )
-        return log_p, logits.argmax(-1) == ids
+        return as_numbers(picked(logits, ids)), logits.argmax(-1) == ids
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of each whole text. A long one is scored in windows; the last is filled up with
