@@ -1,5 +1,5 @@
-"""Laws: a pipe that a user names is read to its end, as `<(...)` in a shell; what has no end, such as
-/dev/zero, is said in one line."""
+"""Laws: a pipe that a user names is read to its end, as `<(...)` in a shell; what has no end, such
+as /dev/zero, is said in one line."""
 
 import os
 from collections.abc import Iterator

@@ -171,7 +171,7 @@ def started(job: Adapting, base: str, right_offset: int) -> str:
 
 
 def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
-    """The folder that was named and the base's config; raises for what can be seen to fail before any work."""
+    """The folder that was named and the base's config; raises for what can be seen to fail."""
     import importlib.util
 
     from ..model.configuration_armd import ArmdConfig
