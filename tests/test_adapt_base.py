@@ -154,3 +154,4 @@ def test_another_config_is_told_without_options(
             adapt(recipe)
         assert not re.search(r"--[a-z]", str(said.value)), said.value
         assert "choose another folder" in str(said.value)
+    assert "--" not in Path(run_folder.__file__).read_text()  # the same of what else it says
