@@ -31,3 +31,15 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of ours with a tokenizer of bytes; nobody changes it."""
+    from small import case_of
+    from test_generate_command import save_tokenizer
+
+    made = tmp_path_factory.mktemp("model")
+    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
+    save_tokenizer(made)
+    return made

@@ -285,5 +285,5 @@ def test_no_link_in_a_run_is_followed(base: Path, samples: Path, run: Path, tmp_
     begun = tmp_path / "begun"
     shutil.copytree(run, begun)
     shutil.rmtree(begun / "checkpoints" / "step-00000006")
-    least = {"adapter", "export", ".adapter.tmp", ".export.tmp"}
+    least = {"adapter", "base", "export", ".adapter.tmp", ".base.tmp", ".export.tmp"}
     holds(Started(begun, go), tmp_path, least=least)

@@ -163,6 +163,14 @@ def test_blanks_of_a_most_length_have_known_text_between(n: int, most: int, seed
     assert known.shape == (n,) and blank and max(blank) <= most
 
 
+@given(st.integers(3, 400), st.sampled_from([0.25, 0.75, 0.99]), st.integers(0, 1 << 40))
+def test_a_blank_has_known_text_on_both_sides(n: int, share: float, seed: int) -> None:
+    """However short the text: a blank at its end is no infilling, and teaches nothing."""
+    known = spans(n, torch.Generator().manual_seed(seed), most=16, share=share)
+    first = int((~known).nonzero()[0])
+    assert first > 0 and bool(known[first:].any())
+
+
 @given(st.integers(1, 200), st.sampled_from([0.25, 0.5, 0.75]), st.integers(0, 1 << 40))
 def test_blanks_are_filled_span_by_span_in_any_order(n: int, share: float, seed: int) -> None:
     now = Stage("infill", 8, known=share, filled="random")

@@ -73,6 +73,35 @@ def test_weights_that_are_no_numbers_answer_no_question(harness):
         harness.loglikelihood(requests(("ab", "c"), ("ab", "d")), disable_tqdm=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ({}, {"batch_size": "abc"}, "--batch_size abc must be"),
+        ({}, {"batch_size": -1}, "--batch_size -1 must be"),
+        ({}, {"batch_size": 0}, "--batch_size 0 must be"),
+        ({"batch_size": 4}, {"batch_size": 1}, "give it as --batch_size"),
+        ({"foo": 1}, {"batch_size": 1}, "no 'foo' in --model_args"),
+        ({"streams": "x"}, {"batch_size": 1}, "streams x must be"),
+        ({"pretrained": ""}, {}, "pretrained=FOLDER"),
+    ],
+)
+def test_what_is_no_setting_is_said_in_a_line(given, options, said):
+    from armd.eval.harness import ArmdHarness
+
+    with pytest.raises(armd.ArmdError, match=said):
+        ArmdHarness.create_from_arg_obj({"pretrained": "none", **given}, options)
+
+
+@pytest.mark.parametrize("limit", ["-1", "0", "nan", "inf"])
+def test_a_limit_that_nothing_fits_is_said_in_a_line(limit, monkeypatch, capsys):
+    from armd.eval.harness import main
+
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "armd", "-L", limit, "--tasks", "x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("armd: --limit")
+
+
 def test_lm_evals_own_hf_model_scores_a_saved_folder_alike(harness):
     """With the code that the folder carries; 0.4.13 knows no models of other packages."""
     from lm_eval.models.huggingface import HFLM

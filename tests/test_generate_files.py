@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import case_of
-from test_generate_command import ROOT, save_tokenizer
+from test_generate_command import ROOT
 
 from armd import cli
 from armd.commands import generate, generate_outputs
@@ -24,11 +23,8 @@ from armd.runtime.processes import ProcessGroup
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
-    save_tokenizer(made)
-    return made
+def folder(saved: Path) -> Path:
+    return saved
 
 
 def words(folder: Path, out: Path, *more: object) -> list[str]:

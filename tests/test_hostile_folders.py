@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import case_of
-from test_generate_command import save_tokenizer
 from training_help import prepare_corpus
 
 from armd import cli
@@ -20,14 +18,6 @@ from armd.errors import ArmdError
 from armd.runtime import memory
 from armd.runtime.atomic_files import write_sums
 from armd.train.recipe_limits import LIMITS
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
-    save_tokenizer(made)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 what is told to the C kernels is what they take it for."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import armd
 from armd import cli
 from armd.errors import ArmdError
+from armd.eval.results import read_results, write_results
 from armd.native import library as native
 from armd.pretrained import load_model
 from armd.runtime.atomic_files import SUMS
@@ -85,6 +87,31 @@ def test_the_file_that_figures_are_of_is_not_replaced_by_them(folder: Path) -> N
             with pytest.raises(ArmdError, match="give --json another name"):
                 cli.run(["eval", verb, *words, "--json", str(file)])
     assert text.read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["ppl", "infill", "streams"])
+def test_a_model_without_numbers_has_no_figures(folder: Path, tmp_path: Path, verb: str) -> None:
+    copy, out = tmp_path / "copy", tmp_path / "out.json"
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    save_file(
+        {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()},
+        copy / "model.safetensors",
+        {"format": "pt"},
+    )
+    words = ["--data", str(folder.parent / "text.txt"), "--window", "8", "--json", str(out)]
+    with pytest.raises(ArmdError, match="log-probabilities are no numbers"):
+        cli.run(["eval", verb, str(copy), *words])
+    assert not out.exists()
+
+
+def test_figures_are_json(tmp_path: Path) -> None:
+    """Which has no NaN and no infinity: a spread of one text is none."""
+    file, given = tmp_path / "out.json", [{"a": [math.inf, 1.0], "b": {"c": -math.inf}}]
+    write_results(file, "ppl", [*given, {"d": math.nan}])
+    json.loads(file.read_text(), parse_constant=pytest.fail)
+    file.write_text(json.dumps({"kind": "ppl", "results": given}))  # as it was written before
+    assert read_results(file, "ppl") == [{"a": [None, 1.0], "b": {"c": None}}]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,25 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from small import case_of  # noqa: E402
-from test_generate_command import save_tokenizer  # noqa: E402
 from training_help import prepare_corpus  # noqa: E402
 
 from armd.data.chat_template import ChatTemplate  # noqa: E402
 from armd.data.dataset import open_dataset  # noqa: E402
+from armd.data.tokenizer_files import NAMES_A_FILE  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.pretrained import load_model, load_tokenizer  # noqa: E402
 from armd.train.saved_checkpoint import damage  # noqa: E402
 
 Change = Callable[[Path, Path], None]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
-    save_tokenizer(made)
-    return made
 
 
 def entry(name: str, key: str, value: Callable[[Path], object]) -> Change:
@@ -56,6 +48,8 @@ TOKENIZERS: dict[str, Change] = {
     "relative": entry(CONFIG, "fast_tokenizer_files", lambda _: ["../outside/tokenizer.0.1.json"]),
     "absolute": entry(CONFIG, "fast_tokenizer_files", lambda o: [str(o / "tokenizer.0.1.json")]),
     "merges": entry(CONFIG, "merges_file", lambda o: str(o / "secret")),
+    "source": entry(CONFIG, "source_spm", lambda o: str(o / "secret")),
+    "target": entry(CONFIG, "target_spm", lambda o: str(o / "secret")),
     "arguments": entry(CONFIG, "init_inputs", lambda o: [str(o / "secret")]),
     "dictionary": entry(CONFIG, "mecab_kwargs", lambda o: {"mecab_dic": str(o)}),
     "special": entry(SPECIAL, "vocab_file", lambda o: str(o / "secret")),
@@ -91,6 +85,16 @@ def test_of_a_tokenizer(saved: Path, tmp_path: Path, way: str) -> None:
     for load in (load_tokenizer, ChatTemplate):
         with pytest.raises(ArmdError, match=r"names other files|leaves"):
             load(folder)
+
+
+def test_of_each_file_that_a_tokenizer_of_transformers_opens() -> None:
+    import transformers
+
+    places = (Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")
+    tables = [re.search(r"VOCAB_FILES_NAMES = \{(.*?)\}", p.read_text(), re.S) for p in places]
+    names = {name for t in tables if t for name in re.findall(r'"(\w+)":', t[1])}
+    assert {"source_spm", "vocab_file", "merges_file"} <= names
+    assert not [n for n in names if not n.endswith(NAMES_A_FILE)]
 
 
 @pytest.mark.parametrize("way", MODELS)

@@ -14,8 +14,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from small import case_of  # noqa: E402
-from test_generate_command import save_tokenizer  # noqa: E402
 from training_help import prepare_corpus, tiny  # noqa: E402
 
 from armd import cli  # noqa: E402
@@ -91,14 +89,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    case_of("random", 4, 1, vocab_size=257, n_two_stream=2).model.save_pretrained(made)
-    save_tokenizer(made)
-    return made
-
-
 def holds(started: Started, tmp_path: Path, *, least: set[str]) -> None:
     names = started.names(tmp_path / "copy")
     assert least <= set(names), names
@@ -148,7 +138,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs(
-    verb: str, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str, data: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
@@ -157,7 +147,7 @@ def test_verbs(
     def go(folder: Path) -> None:
         with monkeypatch.context() as patch:
             patch.chdir(folder)
-            cli.run([str(model) if word == "MODEL" else str(word) for word in VERBS[verb]])
+            cli.run([str(saved) if word == "MODEL" else str(word) for word in VERBS[verb]])
 
     holds(Started(begun, go), tmp_path, least=set())
 

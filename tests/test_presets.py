@@ -10,7 +10,7 @@ from armd.errors import ArmdError
 from armd.train.command import parse
 from armd.train.presets import PRESETS, preset
 from armd.train.recipe import Recipe
-from armd.train.recipe_files import as_json, differences, read
+from armd.train.recipe_files import as_json, differences, from_dict, read
 
 GIVEN = ["--data", "d", "--out", "o"]
 
@@ -75,8 +75,8 @@ def test_a_written_config_reads_back(tmp_path: Path, name: str) -> None:
     path = tmp_path / "config.json"
     changed = replace(preset(name), seed=5)
     path.write_text(as_json(changed))
-    assert read(path, Recipe()) == changed
-    assert not list(differences(read(path, Recipe()), changed))
+    assert from_dict(read(path), Recipe(), str(path)) == changed
+    assert not list(differences(from_dict(read(path), Recipe(), str(path)), changed))
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_unknown_and_wrong_fields_in_a_file_are_told(tmp_path: Path) -> None:
     for values, fix in (({"sede": 1}, "no field"), ({"seed": "1"}, "must be a int")):
         path.write_text(json.dumps(values))
         with pytest.raises(ArmdError, match=fix):
-            read(path, Recipe())
+            from_dict(read(path), Recipe(), str(path))
     for text in ("{", '{"seed": ' + "9" * 5000 + "}", "[" * 100_000):
         path.write_text(text)
         with pytest.raises(ArmdError, match="neither JSON nor TOML"):
-            read(path, Recipe())
+            from_dict(read(path), Recipe(), str(path))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..data.template import blank_lengths, fill_in
 from ..errors import ArmdError
+from ..runtime.atomic_files import read_named
 from ..runtime.seeds import seeded
 
 MOST_STEPS = 1_000_000
 """Of a masking process."""
+MOST_BYTES = 1 << 28
+"""Of prompts."""
 
 if TYPE_CHECKING:
     from ..generation.plan import DecodePlan
@@ -33,21 +36,23 @@ class Request:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """Prompts from a .txt file, one a line, or from .jsonl objects with a prompt or a text."""
-    if file.suffix not in (".txt", ".jsonl"):
+    """Prompts from a .txt file or a pipe, one a line, or from .jsonl objects with a prompt or a
+    text."""
+    if file.suffix not in (".txt", ".jsonl") and not file.is_fifo():
         raise ArmdError(f"prompts {file} must be .txt, one prompt a line, or .jsonl")
     try:
-        lines = file.read_text("utf-8-sig").split("\n")
+        text = read_named(file, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ArmdError(
             f"{file} is no UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
     except OSError as error:
         raise ArmdError(f"cannot read {file}: {error.strerror}; name a file of prompts") from None
-    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise ArmdError(f"{file} holds no prompts; write one a line")
-    if file.suffix == ".txt":
+    if file.suffix != ".jsonl":
         return [line for _, line in numbered]
     return [_json_prompt(file, number, line) for number, line in numbered]
 

@@ -22,7 +22,7 @@ FILES = (
 TEMPLATES = "additional_chat_templates"
 MOST_BYTES = 1 << 28
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
-NAMES_A_FILE = ("file", "files", "path", "dir", "kwargs", "vocab", "merges", "init_inputs")
+NAMES_A_FILE = ("file", "files", "path", "dir", "kwargs", "vocab", "merges", "spm", "init_inputs")
 """How entries end that transformers gives to the tokenizer, which opens what they name."""
 REPLACED = (
     *("tokenizer_file", "special_tokens_map_file", "added_tokens_file", "tokenizer_config_file"),

@@ -4,6 +4,9 @@ Newer versions of the harness find this class through the entry point in pyproje
 0.4.13 reads no entry points: `python -m armd.eval.harness ...` registers it, then runs lm_eval.
 """
 
+import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +21,12 @@ from ..runtime.seeds import seeded
 from .load_model import Loaded, load
 from .padding import filled, in_batches
 from .perplexity import Scoring, score_windows
-from .scorer import picked
+from .scorer import as_numbers, picked
 from .windows import Window
 
 LONGEST_ANSWER = 256
+NOT_USED = ("max_batch_size", "trust_remote_code")
+"""Options of lm_eval's that it hands to every model."""
 
 
 @register_model("armd")
@@ -30,16 +35,26 @@ class ArmdHarness(LM):
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str = "",
         tokenizer: str | None = None,
         device: str | None = None,
         precision: str = "float32",
         batch_size: int | str = 8,
         streams: int = 1,
         seed: int = 0,
-        **_: Any,
+        **rest: Any,
     ) -> None:
         super().__init__()
+        if not pretrained:
+            raise ArmdError("name the model's folder: --model_args pretrained=FOLDER")
+        if unknown := rest.keys() - {*NOT_USED}:
+            raise ArmdError(
+                f"no '{min(unknown)}' in --model_args of armd; there are pretrained, tokenizer, "
+                "device, precision, streams and seed"
+            )
+        auto = str(batch_size).startswith("auto")
+        self.batch = 8 if auto else whole_number("--batch_size", batch_size, 1)
+        self.streams, self.seed = whole_number("streams", streams, 1), whole_number("seed", seed, 0)
         if (device or "").startswith("cuda") and not torch.cuda.is_available():
             device = None  # the harness asks for a GPU by default
         self.loaded: Loaded = load(
@@ -47,10 +62,18 @@ class ArmdHarness(LM):
         )
         if self.loaded.kind != "armd":
             raise ArmdError(f"{pretrained} is no ARMD model; use lm_eval --model hf for it")
-        self.batch = 8 if str(batch_size).startswith("auto") else int(batch_size)
-        self.streams, self.seed = int(streams), int(seed)
         self.longest = self.loaded.model.config.max_length
         self._device = self.loaded.model.device
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "ArmdHarness":
+        given = {name for name, value in (additional_config or {}).items() if value is not None}
+        if twice := arg_dict.keys() & given:
+            name = min(twice)
+            raise ArmdError(f"{name} stands in --model_args; give it as --{name} instead")
+        return super().create_from_arg_obj(arg_dict, additional_config)
 
     @property
     def tokenizer_name(self) -> str:
@@ -88,12 +111,7 @@ class ArmdHarness(LM):
     @torch.inference_mode()
     def _scored(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.loaded.model(ids, order=left_to_right(ids.shape[1])).logits
-        log_p = picked(logits, ids)
-        if log_p.isnan().any():  # the first answer would be the most probable one
-            raise ArmdError(
-                "log-probabilities are no numbers; is the model damaged? armd verify it"
-            )
-        return log_p, logits.argmax(-1) == ids
+        return as_numbers(picked(logits, ids)), logits.argmax(-1) == ids
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of each whole text. A long one is scored in windows; the last is filled up with
@@ -167,6 +185,25 @@ class ArmdHarness(LM):
         return self.loaded.tokenizer.backend.decode(ids, skip_special_tokens=False)
 
 
+def whole_number(name: str, value: int | str, least: int) -> int:
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        number = least - 1
+    if not least <= number < 2**63:
+        raise ArmdError(f"{name} {value} must be a whole number, at least {least}")
+    return number
+
+
+def check_limit(words: Sequence[str]) -> None:
+    """Raise for a --limit that lm_eval takes, and cannot count to."""
+    parser = argparse.ArgumentParser("lm_eval", add_help=False, allow_abbrev=False)
+    parser.add_argument("--limit", "-L", type=float, default=1.0)
+    limit = parser.parse_known_args(words)[0].limit
+    if not 0 < limit < 2**63:
+        raise ArmdError(f"--limit {limit:g} must be a number of examples, or a share of them")
+
+
 def cut_at(text: str, until: list[str]) -> str:
     ends = [text.index(stop) for stop in until if stop in text]
     return text[: min(ends)] if ends else text
@@ -174,12 +211,11 @@ def cut_at(text: str, until: list[str]) -> str:
 
 def main() -> None:
     """lm_eval's own command line, our model known to it."""
-    import sys
-
     import lm_eval.models  # type: ignore[import-not-found]  # noqa: F401 - hf and others, beside ours
     from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
 
     try:
+        check_limit(sys.argv[1:])
         cli_evaluate()
     except ArmdError as error:
         print(f"armd: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ from ..errors import ArmdError
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order, infill, left_to_right, stack
 from ..model.shapes import Bool, Float, Int, Tensor
+from .scorer import as_numbers
 
 SPAN = 8
 ROWS = 256
@@ -64,7 +65,7 @@ def fill_blanks(
     correct = torch.cat(right)
     wrong = torch.zeros_like(blank)
     wrong[blank] = ~correct
-    return Filled(torch.cat(log_p), correct, ~wrong.any(1))
+    return Filled(as_numbers(torch.cat(log_p)), correct, ~wrong.any(1))
 
 
 def in_place(rows: Float[Tensor, "b n d"], order: Order) -> Float[Tensor, "b n d"]:

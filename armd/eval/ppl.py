@@ -66,8 +66,8 @@ def eval_ppl(
         for corpus in corpora:
             settings = settings_of(loaded, corpus, protocol, length, scoring)
             known = {"settings": settings, "data": corpus.name}
-            result = next((r for r in done if r | known == r), None)
-            if result is None:
+            result = next((r for r in done if r | known == r), {})
+            if result.get("nats_per_token") is None:
                 result = evaluated(loaded, corpus, chosen, scoring, length, ranks)
                 result |= {"settings": settings}
                 done.append(result)

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import time
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def read_results(file: Path | None, kind: str) -> list[dict[str, Any]]:
     try:
         found = json.loads(read_text(file))
         if found["kind"] == kind and all(isinstance(one, dict) for one in found["results"]):
-            return found["results"]
+            return finite(found["results"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ArmdError(f"{file} is there and holds no '{kind}' results; give --json another name")
@@ -49,8 +50,17 @@ def write_results(file: Path | None, kind: str, results: list[dict[str, Any]]) -
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"kind": kind, "results": results}, indent=1, ensure_ascii=False)
-    write_text(file, text + "\n")
+    made = {"kind": kind, "results": finite(results)}
+    write_text(file, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -98,7 +98,7 @@ class ArmdScorer(OurScorer):
 
     def log_probs(self, tokens: Tensor, order: Order | None, skip: int) -> Tensor:
         order = left_to_right(tokens.shape[1]) if order is None else order
-        found = log_likelihood(self.model, tokens, order)
+        found = as_numbers(log_likelihood(self.model, tokens, order))
         inverse = order.rows(len(tokens)).to(tokens.device).inverse()
         return found.gather(1, inverse.expand(found.shape))
 
@@ -128,7 +128,7 @@ class BaselineScorer(OurScorer):
         self, tokens: Int[Tensor, "b n"], scored: Bool[Tensor, "b n"], generator: torch.Generator
     ) -> Float[Tensor, "b"]:
         """One draw of the figure for each row's scored tokens: of the bound on log p, mostly."""
-        return -self.model.nll(tokens, scored, generator).double()
+        return as_numbers(-self.model.nll(tokens, scored, generator).double())
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ class CausalScorer:
 
     def _next(self, seen: Int[Tensor, "b n"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         if self.head is None:
-            return picked(self.model(seen, use_cache=False).logits, target)
+            return as_numbers(picked(self.model(seen, use_cache=False).logits, target))
         rows = self.model.base_model(seen, use_cache=False)[0]
         found = target_log_probs(rows.flatten(0, 1), self.head, target.flatten())
-        return found.view(target.shape)
+        return as_numbers(found.view(target.shape))
 
     @cached_property
     def head(self) -> Float[Tensor, "v d"] | None:
@@ -189,6 +189,14 @@ class CausalScorer:
             if rows.shape[-1] != head.in_features:
                 return None
             return head.weight if torch.equal(head(rows), logits) else None
+
+
+def as_numbers(log_p: Tensor) -> Tensor:
+    """The same; raises for a model that gives no numbers. Of answers, none of which is more
+    probable, the first would seem the best."""
+    if bool(log_p.isnan().any()):
+        raise ArmdError("log-probabilities are no numbers; is the model damaged? armd verify it")
+    return log_p
 
 
 def picked(logits: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:

@@ -204,6 +204,8 @@ def table_2_run(row: str) -> tuple[str, int, bool]:
 def judged(content: dict[str, Any]) -> str | None:
     (result,) = content["results"]
     part = result["retokenised"]
+    if part["corpus_standard_error"] is None:  # of one text
+        return None
     return (
         f"{part['corpus']:.1f} ± {part['corpus_standard_error']:.1f} ({result['entropy_bits']:.1f})"
     )

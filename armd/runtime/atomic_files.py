@@ -78,6 +78,16 @@ def read_text(path: Path) -> str:
         return file.read().decode("utf-8")
 
 
+def read_named(path: Path, most: int) -> bytes:
+    """What a file, or a pipe, that a user named holds; an OSError for more than `most` bytes: a
+    device, such as /dev/zero, has no end."""
+    with path.open("rb") as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise OSError(errno.EFBIG, f"It holds more than {most >> 20} MB", str(path))
+    return found
+
+
 def open_plain(path: Path) -> BufferedReader:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe: does not wait
     file = os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else None

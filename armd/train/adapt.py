@@ -20,18 +20,26 @@ from ..model.configuration_armd import ArmdConfig
 from ..model.neighbor_rows import InOrderRows, count_in_order
 from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
-from ..pretrained import load_model, model_folder
-from ..runtime.atomic_files import SUMS, copy_plain_files, empty_folder, put_folder, write_sums
+from ..pretrained import load_model
+from ..runtime.atomic_files import (
+    SUMS,
+    copy_plain_files,
+    empty_folder,
+    put_folder,
+    remove,
+    write_sums,
+)
 from ..runtime.seeds import seed_of
 from ..saved_folder import finish_folder
+from .adapt_base import base_folder, keep_base
 from .adapters import with_adapters, with_exact_adapters, without_adapters
 from .curriculum import Stage
 from .distilled_loss import distance_to_the_right, distilled_loss, share_of_text
 from .distributed import unwrapped
 from .export import card_facts, export
-from .loop import Run, train
+from .loop import Run, Stop, train
 from .recipe import Recipe
-from .run_folder import ADAPTER, EXPORT
+from .run_folder import ADAPTER, BASE, EXPORT
 from .saved_checkpoint import Checkpoint
 from .trainer import ROUND, MicroBatch, Trainer
 from .validation import KINDS
@@ -54,14 +62,13 @@ class AdaptTrainer(Trainer):
 
     def build(self, vocab_size: int) -> nn.Module:
         a, self.kept = self.recipe.adapt, dict[bytes, Tensor]()
-        if self.group.world > 1:
-            raise ArmdError("armd adapt works in one process; start it without torchrun")
-        model = load_model(a.base_model)
+        base = base_folder(self.recipe)
+        model = load_model(base)
         if not model.any_order:
             raise ArmdError(f"{a.base_model} knows left to right alone; convert it first")
         torch.manual_seed(seed_of(self.recipe.seed, "adapter"))
         if a.full:
-            self.source: Any = load_model(a.base_model) if a.distill else None
+            self.source: Any = load_model(base) if a.distill else None
         else:
             add = with_exact_adapters if a.exact else with_adapters
             add(model, a.rank, a.alpha, Path(a.start) if a.start else None)
@@ -165,13 +172,21 @@ class AdaptRun(Run):
     """The run of an adaptation: its checkpoints hold what learns, its export the merged model."""
 
     def make_trainer(self) -> Trainer:
-        a = self.recipe.adapt
-        config = ArmdConfig.from_pretrained(model_folder(a.base_model))
-        self.dataset.check_vocabulary(config.vocab_size)
-        if not a.full:
-            files = model_folder(a.base_model).glob("*.safetensors")
+        if self.group.world > 1:
+            raise ArmdError("armd adapt works in one process; start it without torchrun")
+        keep_base(self.recipe)
+        base = base_folder(self.recipe)
+        self.dataset.check_vocabulary(ArmdConfig.from_pretrained(base).vocab_size)
+        if not self.recipe.adapt.full:
+            files = base.glob("*.safetensors")
             check_disk(self.folder, sum(file.stat().st_size for file in files))
         return AdaptTrainer(self.recipe, self.group, self.dataset.vocab_size)
+
+    def go(self, stop: Stop) -> int:
+        number = super().go(stop)
+        if not number:  # all of the base is in the export
+            remove(self.folder / BASE)
+        return number
 
     def kinds(self) -> dict[str, Stage]:
         asked = [s for s in dict.fromkeys(self.recipe.curriculum.streams) if s > 1]
@@ -179,10 +194,10 @@ class AdaptRun(Run):
         return {"left to right": KINDS["left to right"], **streams}
 
     def _export(self, checkpoint: Checkpoint) -> None:
-        a, base = self.recipe.adapt, model_folder(self.recipe.adapt.base_model)
+        a, base = self.recipe.adapt, base_folder(self.recipe)
         if a.full:
             config, facts = ArmdConfig.from_pretrained(base), self.card(checkpoint)
-            return export(checkpoint, config, base.resolve(), self.folder / EXPORT, **facts)
+            return export(checkpoint, config, base, self.folder / EXPORT, **facts)
         weights = {}
         for name, shape in checkpoint.shapes("model/").items():
             weights[name.removeprefix("model/")] = torch.empty(shape)
@@ -201,8 +216,7 @@ class AdaptRun(Run):
     def finish_without_steps(self) -> None:
         """A run of no steps: the adapter as it starts, which changes nothing."""
         save(self.recipe, self.trainer.weights, self.folder / ADAPTER)
-        base = model_folder(self.recipe.adapt.base_model)
-        merge(base, self.folder / ADAPTER, self.folder / EXPORT, step=0)
+        merge(base_folder(self.recipe), self.folder / ADAPTER, self.folder / EXPORT, step=0)
 
 
 def save(recipe: Recipe, weights: Any, folder: Path) -> None:
@@ -212,7 +226,7 @@ def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     empty_folder(aside)
     name = Path(a.base_model).name
     half = torch.bfloat16 if a.half else torch.float32
-    offset = ArmdConfig.from_pretrained(model_folder(a.base_model)).right_offset
+    offset = ArmdConfig.from_pretrained(base_folder(recipe)).right_offset
     facts = {"base": a.base, "base_name": name, "right_offset": offset, "exact": a.exact}
     write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, dtype=half, **facts)
     put_folder(aside, folder)
@@ -240,13 +254,15 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
     assert dtype is not None
     aside = out.with_name(f".{out.name}.tmp")
     empty_folder(aside)
-    unlinked = base.resolve()  # a link that the user named is theirs to follow
-    copy_plain_files(unlinked, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
-    write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
-    merging.check_base()
-    count = sum(torch.Size(shape).numel() for shape in shapes.values())
-    config = ArmdConfig.from_pretrained(base)
-    config.adapter_rank = merging.rank
-    finish_folder(aside, config, weights=count, **card)
-    write_sums(aside)
-    put_folder(aside, out)
+    try:
+        copy_plain_files(base, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
+        write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
+        merging.check_base()
+        count = sum(torch.Size(shape).numel() for shape in shapes.values())
+        config = ArmdConfig.from_pretrained(base)
+        config.adapter_rank = merging.rank
+        finish_folder(aside, config, weights=count, **card)
+        write_sums(aside)
+        put_folder(aside, out)
+    finally:
+        remove(aside)

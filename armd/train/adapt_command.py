@@ -99,10 +99,13 @@ def adapt_command(job: Adapting) -> None:
 def recipe_of(job: Adapting) -> Recipe:
     """The recipe; makes the dataset where the data are none yet."""
     from ..convert.adapter import fingerprint
+    from ..runtime.atomic_files import unexchanged
+    from .adapt_base import began_with
     from .adapt_data import dataset_for
 
-    base, config = checked(job)
-    data = dataset_for(job.data, base, job.out)
+    named, config = checked(job)
+    data = dataset_for(job.data, named, job.out)
+    base = began_with(job.out, named)
     report = Report(
         log_every=job.log_every,
         validate_every=job.validate_every,
@@ -115,8 +118,8 @@ def recipe_of(job: Adapting) -> Recipe:
         activation_checkpointing=job.activation_checkpointing,
     )
     adapt = Adaptation(
-        base_model=str(base),
-        base=(digest := fingerprint(base)),
+        base_model=str(named),
+        base=(digest := unexchanged(base, lambda: fingerprint(base))),
         start=started(job, digest, config.right_offset),
         rank=job.rank,
         alpha=job.alpha,
@@ -168,11 +171,13 @@ def started(job: Adapting, base: str, right_offset: int) -> str:
 
 
 def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
-    """The base's folder and config; raises for what can be seen to fail before any work."""
+    """The folder that was named and the base's config; raises for what can be seen to fail."""
     import importlib.util
 
     from ..model.configuration_armd import ArmdConfig
     from ..pretrained import check_saved, model_folder, saved_kind
+    from ..runtime.atomic_files import unexchanged
+    from .adapt_base import began_with
 
     if not job.full and importlib.util.find_spec("peft") is None:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
@@ -186,14 +191,15 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
             "one stream has nothing to learn, it stays the source; give more --streams, or "
             "--no-exact"
         )
-    base = model_folder(job.model)
+    named = model_folder(job.model)
+    base = began_with(job.out, named)
     kind, _ = saved_kind(base)
     if kind != "armd":
         raise ArmdError(
             f"{job.model} is a checkpoint of '{kind}'; convert it first: armd convert {job.model}"
         )
-    check_saved(base)
-    config = ArmdConfig.from_pretrained(base)
+    unexchanged(base, lambda: check_saved(base))
+    config = unexchanged(base, lambda: ArmdConfig.from_pretrained(base))
     if config.query == "shift":
         raise ArmdError(f"{job.model} has query 'shift', left to right alone; convert it anew")
     if config.adapter_rank:
@@ -203,7 +209,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
         )
     if job.length > config.max_length:
         raise ArmdError(f"--length {job.length} passes the model's {config.max_length}; lower it")
-    return base, config
+    return named, config
 
 
 def curriculum_of(job: Adapting) -> Curriculum:

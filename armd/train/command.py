@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import ArmdError
 from .presets import PRESETS, preset, with_model
 from .recipe import Recipe
-from .recipe_files import read
+from .recipe_files import from_dict, read
 
 
 def train_command(words: Sequence[str]) -> None:
@@ -49,7 +49,9 @@ def _with_file(base: Recipe, words: list[str]) -> tuple[Recipe, list[str]]:
     file, words = _taken(words, "--config", "a file, JSON or TOML")
     if file is None:
         return with_model(base, model or base.model), words
-    return read(file, with_model(base, model or read(file, base).model)), words
+    values = read(file)  # once: it may be a pipe
+    base = with_model(base, model or from_dict(values, base, file).model)
+    return from_dict(values, base, file), words
 
 
 def _taken(words: list[str], option: str, what: str) -> tuple[str | None, list[str]]:

@@ -161,9 +161,10 @@ def spans(
     n: int, generator: torch.Generator, *, most: int, share: float = Curriculum.infill_known
 ) -> Bool[Tensor, "n"]:
     """The same, where each blank is a span of 1 to `most` tokens, and of the text about `share` is
-    known; a gap is never longer than the text."""
+    known. The first has known text on both sides, if the text is not too short for that."""
     lengths = torch.randint(1, most + 1, (n,), generator=generator)
     between = torch.randint(1, max(2, round(most * share / (1 - share))), (n,), generator=generator)
-    between[0] = between[0].clamp(max=n - 1)
+    lengths[0] = lengths[0].clamp(max=max(1, n - 2))
+    between[0] = (between[0] - 1) % max(1, n - 1 - int(lengths[0])) + 1 if n > 1 else 0
     runs = torch.stack([between, lengths], 1).flatten()
     return (torch.arange(len(runs)) % 2 == 0).repeat_interleave(runs)[:n]

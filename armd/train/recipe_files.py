@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
+from ..pretrained import MOST_CONFIG
+from ..runtime.atomic_files import read_named
 from .recipe import Recipe
 
 
@@ -43,19 +45,20 @@ def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
     return dataclasses.replace(base, **changes)
 
 
-def read(path: str | Path, base: Recipe) -> Recipe:
-    """`base` changed by a JSON or TOML file."""
+def read(path: str | Path) -> dict[str, Any]:
+    """The fields that a JSON or TOML file sets."""
     path = Path(path)
     try:
-        text = path.read_text("utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        text = read_named(path, MOST_CONFIG).decode("utf-8")
+        toml = path.suffix == ".toml" or (path.is_fifo() and not text.lstrip().startswith("{"))
+        values = tomllib.loads(text) if toml else json.loads(text)
     except OSError as error:
-        raise ArmdError(f"cannot read the config {path}: {error.strerror}") from None
+        raise ArmdError(f"cannot read the config {path}: {error.strerror}; name a file") from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is no JSON error
         raise ArmdError(f"{path} is neither JSON nor TOML: {error}") from None
     if not isinstance(values, dict):
         raise ArmdError(f"{path} must hold a table of fields")
-    return from_dict(values, base, str(path))
+    return values
 
 
 def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:

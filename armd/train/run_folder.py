@@ -23,8 +23,8 @@ EARLIER = {"shuffle": "among", "rho_of": "tokens"}
 """What the curriculum of a run does whose config.json was written before these fields were."""
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
 CHECKPOINTS, EXPORT, KEPT, ADAPTER = "checkpoints", "export", "exports", "adapter"
-SAMPLES, BOARD = "samples", "tensorboard"
-FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, SAMPLES, BOARD)
+BASE, SAMPLES, BOARD = "base", "samples", "tensorboard"
+FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, BASE, SAMPLES, BOARD)
 """What a run writes into."""
 
 
@@ -45,13 +45,13 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
                 locked(
                     folder / LOCK,
                     f"process trains in {folder}",
-                    "wait for it, or choose another --out",
+                    "wait for it, or choose another folder",
                 )
             )
             _check_or_start(folder, recipe, dataset)
         except OSError as error:
             raise ArmdError(
-                f"cannot write to {folder} ({error.strerror or error}); choose another --out"
+                f"cannot write to {folder} ({error.strerror or error}); choose another folder"
             ) from None
         yield folder
 
@@ -59,11 +59,11 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
 def _check_new(folder: Path) -> None:
     """Raise unless a new run may begin in a folder that exists."""
     if not folder.is_dir():
-        raise ArmdError(f"{folder} is a file; choose another --out")
+        raise ArmdError(f"{folder} is a file; choose another folder")
     # what a run leaves that was killed before it had written its config
     begun = {LOCK, DATA, f".{DATA}.tmp", f".{CONFIG}.tmp"}
     if any(entry.name not in begun for entry in folder.iterdir()):
-        raise ArmdError(f"{folder} is no run but is not empty; choose another --out")
+        raise ArmdError(f"{folder} is no run but is not empty; choose another folder")
 
 
 def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
@@ -75,12 +75,19 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
     began = read_recipe(folder)
     longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
     for name, before, now in differences(longer, recipe):
-        flag, why = "--" + name.replace("_", "-"), ""
-        if name in ("steps", "sbp_steps"):
-            why = " (a run becomes longer only with --schedule constant, before its next phase)"
+        base, why = recipe.adapt.base_model, ""
+        if name == "base":
+            raise ArmdError(
+                f"{folder} began with other weights than {base} has now; put those back, or "
+                "choose another folder to adapt the new ones in"
+            )
+        if name == "sbp_steps" and base:
+            name = "steps"
+        elif name in ("steps", "sbp_steps"):
+            why = " (a run becomes longer only if its schedule is constant, before its next phase)"
         raise ArmdError(
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
-            f"use {flag} {before}, or choose another --out{why}"
+            f"give {before} again, or choose another folder{why}"
         )
     before, now = _read_data_facts(folder), data_facts(dataset)
     if before is None:
@@ -90,7 +97,7 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
         what = "tokenizer" if before.get("tokenizer") != now["tokenizer"] else "tokens"
         raise ArmdError(
             f"the {what} in {recipe.data} are not the ones that {folder} was trained on; "
-            "give --data the same dataset, or choose another --out"
+            "give the same dataset, or choose another folder"
         )
     if longer != began:
         replace_text(folder / CONFIG, as_json(longer))

@@ -1,0 +1,157 @@
+"""Laws: an adaptation ends, and goes on, with the model that it began with, though that is a run
+whose export is replaced meanwhile; and what it says of another config names no option."""
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+from test_adapt import base, job, samples  # noqa: E402, F401
+
+from armd.errors import ArmdError  # noqa: E402
+from armd.runtime.atomic_files import put_folder, write_sums  # noqa: E402
+from armd.train import adapt_base, run_folder  # noqa: E402
+from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
+from armd.train.adapt_command import recipe_of  # noqa: E402
+
+MADE = ("adapter/adapter_model.safetensors", "export/model.safetensors")
+ENDED = {"adapter", "checkpoints", "export", "config.json", "data.json", "metrics.jsonl"}
+
+
+@pytest.fixture
+def trained(base: Path, tmp_path: Path) -> Path:  # noqa: F811
+    """A run with an export."""
+    shutil.copytree(base, tmp_path / "trained" / "export")
+    return tmp_path / "trained"
+
+
+def train_on(run: Path) -> None:
+    """Put another export in place, as training does."""
+    aside = run / ".export.tmp"
+    shutil.copytree(run / "export", aside)
+    weights = load_file(aside / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, aside / "model.safetensors")
+    write_sums(aside)
+    put_folder(aside, run / "export")
+
+
+def at_step(patch: pytest.MonkeyPatch, number: int, then: Any) -> None:
+    step = AdaptTrainer.train_step
+
+    def with_more(self: Any, batch: Any, **rest: Any) -> Any:
+        if batch.step == number:
+            then()
+        return step(self, batch, **rest)
+
+    patch.setattr(AdaptTrainer, "train_step", with_more)
+
+
+def dies() -> None:
+    raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("changes", [{}, {"exact": False}, {"full": True}])
+def test_the_base_is_the_one_that_it_began_with(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+) -> None:
+    """Replaced while it learns, and between a kill and the same command given again."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    adapt(recipe_of(job(trained, samples, whole, **changes)))
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        at_step(patch, 3, dies)
+        adapt(recipe_of(job(trained, samples, out, **changes)))
+    train_on(trained)
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, lambda: train_on(trained))
+        adapt(recipe_of(job(trained, samples, out, **changes)))
+    for name in MADE if not changes.get("full") else MADE[1:]:
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    for run in (whole, out):
+        assert {path.name for path in run.iterdir()} <= ENDED
+
+
+def test_weights_that_are_kept_take_no_room(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And where they cannot be linked, as on another disk, they are copied."""
+    seen = []
+
+    def looks(out: Path) -> None:
+        files = (trained / "export" / "model.safetensors", out / "base" / "model.safetensors")
+        assert files[0].read_bytes() == files[1].read_bytes()
+        seen.append(files[0].samefile(files[1]))
+
+    for name in ("linked", "copied"):
+        out = tmp_path / name
+        with monkeypatch.context() as patch:
+            if name == "copied":
+                patch.setattr(adapt_base.os, "link", lambda *_: (_ for _ in ()).throw(OSError()))
+            at_step(patch, 1, lambda out=out: looks(out))
+            adapt(recipe_of(job(trained, samples, out, steps=2)))
+    assert seen == [True, False]
+
+
+def test_a_base_that_is_gone_is_said(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """In a line, with nothing changed, as every time."""
+    out = adapt(recipe_of(job(trained, samples, tmp_path / "out", steps=2)))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    train_on(trained)
+    for _ in range(2):
+        with pytest.raises(ArmdError, match=r"began with other weights .* choose another folder"):
+            adapt(recipe_of(job(trained, samples, out, steps=2)))
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_a_base_that_is_replaced_at_the_start_is_said_once(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The same command, given again, begins with the new one."""
+    recipe = recipe_of(job(trained, samples, tmp_path / "out", steps=2))
+    train_on(trained)
+    with pytest.raises(ArmdError, match="give the same command again"):
+        adapt(recipe)
+    out = adapt(recipe_of(job(trained, samples, tmp_path / "out", steps=2)))
+    ours, theirs = (load_file(f / "export" / "model.safetensors") for f in (out, trained))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs if ours[name].dim() == 2)
+    assert {path.name for path in out.iterdir()} <= ENDED
+
+
+def test_another_config_is_told_without_options(
+    base: Path,  # noqa: F811
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A verb has options for some of the fields, by other names for some, and not the same ones
+    as the next verb."""
+    recipe = recipe_of(job(base, samples, tmp_path / "out", steps=0))
+    adapt(recipe)
+    parts = (recipe.network, recipe.curriculum, recipe.optimizer, recipe.report, recipe.adapt)
+    names = [field.name for part in (*parts, recipe) for field in dataclasses.fields(part)]
+    for name in names:
+        monkeypatch.setattr(run_folder, "differences", lambda *_, name=name: [(name, 1, 2)])
+        with pytest.raises(ArmdError) as said:
+            adapt(recipe)
+        assert not re.search(r"--[a-z]", str(said.value)), said.value
+        assert "choose another folder" in str(said.value)
+    assert "--" not in Path(run_folder.__file__).read_text()  # the same of what else it says
