@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE
 
+from armd.convert.source import copy_tokenizer
 from armd.data.dataset import Dataset, open_dataset
 from armd.data.prepare import Preparation, prepare
 from armd.errors import ArmdError
@@ -170,6 +171,19 @@ def test_names_of_files_may_be_any_bytes(tmp_path: Path):
     Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.txt")).write_text("some text")
     dataset = prepare(Preparation(str(folder), "byte", tmp_path / "out", workers=1, heldout=0))
     assert dataset.manifest["splits"]["train"]["documents"] == 1
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Qwen2", "Gemma", "Bert", "T5"])
+def test_a_tokenizer_without_its_vocabulary_is_refused(tmp_path: Path, kind: str):
+    """transformers makes one of it that reads every text as nothing, or as unknown."""
+    source, folder = jsonl(tmp_path / "s.jsonl", STORIES), tmp_path / "tokenizer"
+    folder.mkdir()
+    facts = {"tokenizer_class": f"{kind}Tokenizer", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    with pytest.raises(ArmdError, match=r"knows no words.*copy it again"):
+        prepare(Preparation(str(source), str(folder), tmp_path / "out", workers=1))
+    with pytest.raises(ArmdError, match="knows no words"):
+        copy_tokenizer(folder, tmp_path)
 
 
 def test_a_pipe_is_no_source(tmp_path: Path):

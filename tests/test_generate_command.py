@@ -123,6 +123,15 @@ def test_json_prompts_and_stopping(folder: Path, tmp_path: Path) -> None:
     assert ended
 
 
+def test_a_terminal_obeys_nothing_that_a_model_writes(folder: Path, capsys, monkeypatch) -> None:
+    words = ["generate", str(folder), "--prompt", "a\x1b]0;title\x07b\tc", "--length", "20"]
+    cli.run(words)
+    assert "\x1b]0;title\x07b\tc" in capsys.readouterr().out  # a pipe has every byte
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    cli.run(words)
+    assert "a\ufffd]0;title\ufffdb\tc" in capsys.readouterr().out
+
+
 def test_without_a_terminal_show_prints_plain_text(folder: Path, capsys) -> None:
     run(folder, "--prompt", "Hi", "--length", 10, "--show")
     out = capsys.readouterr().out

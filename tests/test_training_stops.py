@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from training_help import final_state, losses, prepare_corpus, tiny, weights  # noqa: E402
 
 import armd  # noqa: E402
+from armd.commands.verify import check_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.runtime.atomic_files import hash_file  # noqa: E402
 from armd.train.loop import train  # noqa: E402
@@ -102,6 +103,21 @@ def test_a_pipe_in_place_of_a_runs_file_is_not_waited_for(
         return
     train(tiny(data, out))
     assert file.read_text() == before
+
+
+def test_data_facts_that_were_changed_are_damaged(data: Path, done: Path, tmp_path: Path) -> None:
+    """verify says so, and training writes them anew; those of earlier runs have no checksum."""
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    file = out / "data.json"
+    before = file.read_text()
+    facts = json.loads(before)
+    file.write_text(json.dumps({**facts, "vocab_size": facts["vocab_size"] + 1}))
+    assert ("data.json", "it is not as it was written") in list(check_folder(out))
+    train(tiny(data, out))
+    assert file.read_text() == before
+    file.write_text(json.dumps({name: facts[name] for name in facts if name != "sha256"}))
+    assert ("data.json", None) in list(check_folder(out))
+    train(tiny(data, out))
 
 
 @pytest.mark.parametrize("change", [{"step": 13}, {"step": "16"}, {"heldout": "low"}], ids=repr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .generate_inputs import Request
     from .generate_options import Writing
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Letters that a terminal obeys."""
 BEGIN = b'{"index": '
 """Of each record: what is cut off begins so."""
 
@@ -130,7 +133,8 @@ class Records:
             return  # it stands there already
         if self.job.count > 1 or self.job.prompts is not None:
             print(f"--- {record['index']}")
-        print(record["text"], flush=True)
+        text = record["text"]  # of a model that anybody may have made
+        print(CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text, flush=True)
 
     @contextmanager
     def watching(self, group: Sequence[Request]) -> Iterator[Callable[..., None] | None]:

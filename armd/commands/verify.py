@@ -74,10 +74,21 @@ def check_dataset(folder: Path) -> Iterator[Found]:
 def check_run(folder: Path) -> Iterator[Found]:
     from ..runtime.atomic_files import damaged_files, unexchanged
     from ..train.checkpoint import newest_written
-    from ..train.run_folder import ADAPTER, CHECKPOINTS, EXPORT, KEPT, METRICS, read_recipe
+    from ..train.run_folder import (
+        ADAPTER,
+        CHECKPOINTS,
+        DATA,
+        EXPORT,
+        KEPT,
+        METRICS,
+        read_data_facts,
+        read_recipe,
+    )
     from ..train.saved_checkpoint import damage, name_of, steps_in
 
     yield "config.json", _error(read_recipe, folder)
+    if (folder / DATA).exists():
+        yield DATA, None if read_data_facts(folder) else "it is not as it was written"
     saved = folder / CHECKPOINTS
     for step in steps_in(saved):
         place = saved / name_of(step)

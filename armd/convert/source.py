@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.tokenizer_files import check_tokenizer_files
+from ..data.tokenizer import from_transformers
 from ..errors import ArmdError
 from ..runtime.atomic_files import read_text
 
@@ -132,7 +132,7 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
 
 def copy_tokenizer(folder: Path, out: Path) -> None:
     """The tokenizer's own files where they hold its fast form, else that form made anew."""
-    check_tokenizer_files(folder)
+    from_transformers(str(folder))  # raises for one that reads nothing
     if (folder / "tokenizer.json").is_file():
         for name in TOKENIZER:
             if (folder / name).is_file():

@@ -19,6 +19,7 @@ from .tokenizer_files import check_tokenizer_files
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
+SOME_WORDS = 64
 LONG_WORD = re.compile(r"\S{4096}|\s{4096}")
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -208,7 +209,24 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
     if not isinstance(backend, Tokenizer):
         raise ArmdError(f"tokenizer '{name}' has no fast form; choose one with a tokenizer.json")
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
+    if not knows_words(backend, special.get("unk_token")):
+        raise ArmdError(
+            f"tokenizer '{name}' knows no words: the file of its vocabulary is missing or damaged "
+            "(tokenizer.json, vocab.json, tokenizer.model); copy it again"
+        )
     return TextTokenizer(backend, special)
+
+
+def knows_words(backend: Tokenizer, unknown: str | None) -> bool:
+    """Whether it reads one of its own words. transformers makes a tokenizer without a vocabulary
+    of a folder that lacks the file."""
+    no_words = {at for at, one in backend.get_added_tokens_decoder().items() if one.special}
+    if unknown is not None and (at := backend.token_to_id(unknown)) is not None:
+        no_words.add(at)
+    words = sorted(set(backend.get_vocab().values()) - no_words)
+    texts = [backend.decode([word]) for word in words[:: max(1, len(words) // SOME_WORDS)]]
+    read = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return any(not no_words.issuperset(one.ids) for one in read)
 
 
 def with_ends(found: TextTokenizer, *, rows: bool) -> TextTokenizer:

@@ -40,7 +40,7 @@ def least_log_p(
 
 def gained(
     model: ArmdLM, fast: ArmdLM, rows: list[list[int]], blank: Bool[Tensor, "b n"], **options: Any
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Nats a token that candidates gain over the left side alone, and the error of that mean, from
     its spread over the runs of blanks. `fast` is the model packed; options: candidates, seed."""
     count, seed, gain, size = options["candidates"], options["seed"], [], []

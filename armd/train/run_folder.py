@@ -22,6 +22,7 @@ from .saved_checkpoint import steps_in
 EARLIER = {"shuffle": "among", "rho_of": "tokens"}
 """What the curriculum of a run does whose config.json was written before these fields were."""
 CONFIG, DATA, METRICS, LOCK = "config.json", "data.json", "metrics.jsonl", ".lock"
+SUM = "sha256"
 CHECKPOINTS, EXPORT, KEPT, ADAPTER = "checkpoints", "export", "exports", "adapter"
 BASE, SAMPLES, BOARD = "base", "samples", "tensorboard"
 FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, BASE, SAMPLES, BOARD)
@@ -69,7 +70,7 @@ def _check_new(folder: Path) -> None:
 def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
     """Write the config of a new run, or raise unless a run has the same recipe and data."""
     if not (folder / CONFIG).exists():
-        replace_text(folder / DATA, json.dumps(data_facts(dataset)) + "\n")
+        replace_text(folder / DATA, json.dumps(with_sum(data_facts(dataset))) + "\n")
         replace_text(folder / CONFIG, as_json(recipe))
         return
     began = read_recipe(folder)
@@ -89,10 +90,10 @@ def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
             f"give {before} again, or choose another folder{why}"
         )
-    before, now = _read_data_facts(folder), data_facts(dataset)
+    before, now = read_data_facts(folder), data_facts(dataset)
     if before is None:
         warnings.warn(f"{folder / DATA} is damaged; written anew from {recipe.data}", stacklevel=2)
-        replace_text(folder / DATA, json.dumps(now) + "\n")
+        replace_text(folder / DATA, json.dumps(with_sum(now)) + "\n")
     elif before != now:
         what = "tokenizer" if before.get("tokenizer") != now["tokenizer"] else "tokens"
         raise ArmdError(
@@ -116,13 +117,20 @@ def lengthened(began: Recipe, now: Recipe, saved: list[int]) -> Recipe:
     return replace(began, curriculum=replace(a, steps=b.steps, sbp_steps=b.sbp_steps))
 
 
-def _read_data_facts(folder: Path) -> dict[str, Any] | None:
-    """What data.json says; None where it is missing or damaged."""
+def read_data_facts(folder: Path) -> dict[str, Any] | None:
+    """What data.json says; None where it is missing or damaged. Earlier ones have no checksum."""
     try:
         found = json.loads(read_text(folder / DATA))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    facts = {name: value for name, value in found.items() if name != SUM}
+    return facts if SUM not in found or with_sum(facts) == found else None
+
+
+def with_sum(facts: dict[str, Any]) -> dict[str, Any]:
+    return facts | {SUM: hashlib.sha256(json.dumps(facts).encode()).hexdigest()}
 
 
 def read_recipe(folder: Path | str) -> Recipe:
