@@ -42,6 +42,8 @@ def infill(
 ) -> Int[Tensor, "b n"]:
     """Fill the blanks, where `known` is False; everything known stays as it is. Options as for
     `stream`. With several `candidates` blanks are filled one by one, the leftmost first."""
+    if not isinstance(known, Tensor) or known.dtype != torch.bool:
+        raise ArmdError("known must be a tensor of bools; write torch.tensor(known).bool()")
     if candidates == 1:
         return complete(model, partial(from_blanks, tokens, known), **options)
     return _with_candidates(model, from_blanks(tokens, known), candidates, **options)

@@ -234,9 +234,15 @@ def test_text_is_data_too(base: Path, tmp_path: Path) -> None:
 
 def test_bad_data_and_bases(base: Path, samples: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"ids": [1, 2, 100_000]}) + "\n")
-    with pytest.raises(ArmdError, match="outside the vocabulary"):
+    for ids in ([1, 2, 100_000], [1.5, 2.7], [True, 2]):
+        other.write_text(json.dumps({"ids": ids}) + "\n")
+        with pytest.raises(ArmdError, match="outside the vocabulary"):
+            recipe_of(job(base, other, tmp_path / "run"))
+    other.write_bytes(json.dumps({"ids": [1, 2]}).encode() + b'\n{"ids": "\xe9"}\n')
+    with pytest.raises(ArmdError, match="line 2 is no sample"):
         recipe_of(job(base, other, tmp_path / "run"))
+    with pytest.raises(ArmdError, match=r"^--steps 0"):
+        recipe_of(job(base, samples, tmp_path / "run", steps=0, full=True))
     with pytest.raises(ArmdError, match="no data"):
         recipe_of(job(base, tmp_path / "none", tmp_path / "run"))
     with pytest.raises(ArmdError, match="convert it first"):

@@ -15,6 +15,7 @@ pytest.importorskip("peft")
 from safetensors.torch import load_file, save_file  # noqa: E402
 from test_adapt import base, job, samples  # noqa: E402, F401
 
+from armd.commands.verify import check_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.runtime.atomic_files import put_folder, write_sums  # noqa: E402
 from armd.train import adapt_base, run_folder  # noqa: E402
@@ -71,6 +72,12 @@ def test_the_base_is_the_one_that_it_began_with(
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
         at_step(patch, 3, dies)
         adapt(recipe_of(job(trained, samples, out, **changes)))
+    assert ("base", None) in list(check_folder(out))
+    config = out / "base" / "config.json"
+    before = config.read_bytes()
+    config.write_bytes(before + b" ")
+    assert dict(check_folder(out))["base"]
+    config.write_bytes(before)
     train_on(trained)
     with monkeypatch.context() as patch:
         at_step(patch, 4, lambda: train_on(trained))

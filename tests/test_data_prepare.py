@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from patience import PATIENCE
 
-from armd.convert.source import copy_tokenizer
 from armd.data.dataset import Dataset, open_dataset
 from armd.data.prepare import Preparation, prepare
 from armd.errors import ArmdError
@@ -158,13 +157,6 @@ def test_two_interrupts_end_it_while_workers_start(tmp_path: Path, send):
     assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
-def test_a_word_without_end_does_not_keep_the_tokenizer(tmp_path: Path):
-    """Training takes time by the square of its length."""
-    source = tmp_path / "s.txt"
-    source.write_text("ab" * 2_000_000 + " words and words")
-    prepare(Preparation(str(source), "bpe:300", tmp_path / "out", workers=1, heldout=0))
-
-
 def test_names_of_files_may_be_any_bytes(tmp_path: Path):
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -173,17 +165,10 @@ def test_names_of_files_may_be_any_bytes(tmp_path: Path):
     assert dataset.manifest["splits"]["train"]["documents"] == 1
 
 
-@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Qwen2", "Gemma", "Bert", "T5"])
-def test_a_tokenizer_without_its_vocabulary_is_refused(tmp_path: Path, kind: str):
-    """transformers makes one of it that reads every text as nothing, or as unknown."""
-    source, folder = jsonl(tmp_path / "s.jsonl", STORIES), tmp_path / "tokenizer"
-    folder.mkdir()
-    facts = {"tokenizer_class": f"{kind}Tokenizer", "eos_token": "</s>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
-    with pytest.raises(ArmdError, match=r"knows no words.*copy it again"):
-        prepare(Preparation(str(source), str(folder), tmp_path / "out", workers=1))
-    with pytest.raises(ArmdError, match="knows no words"):
-        copy_tokenizer(folder, tmp_path)
+@pytest.mark.parametrize("name", ["hf:", "hf:/", "hf::config"])
+def test_a_dataset_of_the_hub_has_a_name(tmp_path: Path, name: str):
+    with pytest.raises(ArmdError, match="names no dataset"):
+        prepare(Preparation(name, "byte", tmp_path / "out"))
 
 
 def test_a_pipe_is_no_source(tmp_path: Path):

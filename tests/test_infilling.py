@@ -151,6 +151,9 @@ def test_candidates_that_cannot_be_are_refused(unchecked):
     for wrong in (0, -1, 2.0, "2", None):
         with pytest.raises(ArmdError, match="candidates"):
             armd.infill(model, tokens, there, candidates=wrong)
+    for wrong in (known, there.int(), there.float()):
+        with pytest.raises(ArmdError, match="tensor of bools"):
+            armd.infill(model, tokens, wrong)
     for option in ({"order": armd.order.left_to_right(N)}, {"eos": 1}):
         with pytest.raises(ArmdError, match="their own order"):
             armd.infill(model, tokens, there, candidates=2, **option)

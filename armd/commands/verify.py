@@ -76,6 +76,7 @@ def check_run(folder: Path) -> Iterator[Found]:
     from ..train.checkpoint import newest_written
     from ..train.run_folder import (
         ADAPTER,
+        BASE,
         CHECKPOINTS,
         DATA,
         EXPORT,
@@ -101,9 +102,10 @@ def check_run(folder: Path) -> Iterator[Found]:
     file = folder / METRICS
     if file.exists():
         yield METRICS, _error(check_metrics, file)
-    adapter = folder / ADAPTER
-    if (wrong := unexchanged(adapter, lambda: damaged_files(adapter))) is not None:
-        yield ADAPTER, "; ".join(wrong) or None
+    for name in (ADAPTER, BASE):
+        place = folder / name
+        if (wrong := unexchanged(place, lambda place=place: damaged_files(place))) is not None:
+            yield name, "; ".join(wrong) or None
     for place in (folder / EXPORT, *sorted((folder / KEPT).glob("step-*"))):
         shown = place.relative_to(folder)
         if place.is_symlink():

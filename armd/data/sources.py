@@ -128,6 +128,8 @@ def find_source(
         return standard_library(reading)
     if name.startswith("hf:"):
         dataset, _, config = name[3:].partition(":")
+        if not dataset.strip("/. "):
+            raise ArmdError(f"'{name}' names no dataset; give hf:NAME or hf:NAME:CONFIG")
         return HubDataset(dataset, config or None, hub_split, reading, hub_revision)
     return on_disk(Path(name), reading)
 

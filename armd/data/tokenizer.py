@@ -147,9 +147,9 @@ def from_folder(folder: Path) -> TextTokenizer:
         return from_transformers(str(folder))
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         if (folder / vocabulary).exists() and (folder / merges).exists():
-            return from_gpt2_files(folder / vocabulary, folder / merges)
+            return with_words(from_gpt2_files(folder / vocabulary, folder / merges), str(folder))
     if (folder / "vocab.txt").exists():
-        return from_bert_file(folder / "vocab.txt")
+        return with_words(from_bert_file(folder / "vocab.txt"), str(folder))
     raise ArmdError(
         f"no tokenizer in {folder}: expected tokenizer.json, "
         "encoder.json and vocab.bpe, vocab.json and merges.txt, or vocab.txt"
@@ -169,7 +169,10 @@ def from_gpt2_files(vocabulary: Path, merges: Path) -> TextTokenizer:
 
 
 def from_bert_file(vocabulary: Path) -> TextTokenizer:
-    words = vocabulary.read_text(encoding="utf-8").splitlines()
+    try:
+        words = vocabulary.read_text(encoding="utf-8").splitlines()
+    except UnicodeError as error:
+        raise ArmdError(f"{vocabulary} is no UTF-8 text ({error}); copy it again") from None
     special = {role: f"[{role[:-6].upper()}]" for role in ROLES[2:]}
     if missing := [token for token in special.values() if token not in words]:
         raise ArmdError(f"{vocabulary} is no BERT vocabulary: it lacks {', '.join(missing)}")
@@ -209,12 +212,17 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
     if not isinstance(backend, Tokenizer):
         raise ArmdError(f"tokenizer '{name}' has no fast form; choose one with a tokenizer.json")
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
-    if not knows_words(backend, special.get("unk_token")):
+    return with_words(TextTokenizer(backend, special), name)
+
+
+def with_words(found: TextTokenizer, name: str) -> TextTokenizer:
+    """The same; raises for one that reads none of its own words."""
+    if not knows_words(found.backend, found.special.get("unk_token")):
         raise ArmdError(
             f"tokenizer '{name}' knows no words: the file of its vocabulary is missing or damaged "
-            "(tokenizer.json, vocab.json, tokenizer.model); copy it again"
+            "(tokenizer.json, vocab.json, vocab.txt, tokenizer.model); copy it again"
         )
-    return TextTokenizer(backend, special)
+    return found
 
 
 def knows_words(backend: Tokenizer, unknown: str | None) -> bool:

@@ -183,7 +183,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
     for name in ("rank", "alpha", "length", "infill_span", "repeats"):
         check_between(f"--{name.replace('_', '-')}", getattr(job, name), 1, MOST)
-    check_between("--steps", job.steps, 0, STEPS)
+    check_between("--steps", job.steps, 1 if job.full else 0, STEPS)
     for name in ("distill", "right_text", "p_prompt"):
         check_between(f"--{name.replace('_', '-')}", getattr(job, name), 0, 1)
     if is_exact(job) and job.streams and max(job.streams) == 1:

@@ -43,8 +43,8 @@ def dataset_for(data: str, base: Path, out: Path) -> Path:
 
 
 def has_ids(file: Path) -> bool:
-    with file.open(encoding="utf-8") as lines:
-        first = next(lines, "")
+    with file.open("rb") as lines:
+        first = next(lines, b"")
     try:
         return "ids" in json.loads(first)
     except (ValueError, TypeError):
@@ -53,11 +53,11 @@ def has_ids(file: Path) -> bool:
 
 def sample_ids(file: Path, size: int) -> Iterator[list[int]]:
     """The tokens of each sample."""
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 ids = json.loads(line)["ids"]
-                wrong = not ids or min(ids) < 0 or max(ids) >= size
+                wrong = not ids or not all(type(one) is int and 0 <= one < size for one in ids)
             except (ValueError, KeyError, TypeError):
                 raise ArmdError(f"{file} line {number} is no sample with token ids") from None
             if wrong:

@@ -3,6 +3,7 @@
 
 import { find } from "./dom.js";
 
+const MOST = 1 << 20; // tokens: an address may come from anybody
 const FIELDS = ["streams", "temperature", "top-p", "order-of", "seed"];
 
 /** Writes the form into the address, without a step in the browser's history. */
@@ -19,6 +20,7 @@ export function restore() {
   for (const id of FIELDS) {
     if (said.has(id)) find(id).value = said.get(id);
   }
-  const lengths = (said.get("blanks") ?? "").split(" ").map(Number).filter((n) => n >= 1);
-  return { text: said.get("text"), lengths, after: Math.max(0, Number(said.get("length")) || 0) };
+  const lengths = (said.get("blanks") ?? "").split(" ").map(Number).filter((n) => n >= 1 && n <= MOST);
+  const after = Math.min(MOST, Math.max(0, Number(said.get("length")) || 0));
+  return { text: said.get("text"), lengths, after };
 }
