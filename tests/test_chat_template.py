@@ -61,3 +61,12 @@ def test_no_template_keeps_us_or_takes_all_memory(
                 chat.text(MESSAGES)
         assert "\n" not in str(refused.value), name
     assert chat.text(MESSAGES) == whole
+
+
+def test_a_process_that_ended_meanwhile_is_started_again(chat: ChatTemplate) -> None:
+    """Such as by the system, for want of memory: the next conversation knows nothing of it."""
+    whole = chat.text(MESSAGES)
+    for _ in range(2):
+        chat.renderer.process.kill()
+        chat.renderer.process.wait()
+        assert chat.text(MESSAGES) == whole

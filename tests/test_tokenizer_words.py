@@ -13,8 +13,8 @@ from armd.errors import ArmdError
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    file = tmp_path / "s.txt"
-    file.write_text("some words of text\n" * 20)
+    file = tmp_path / "s.jsonl"
+    file.write_text("".join(f'{{"text": "words of text {n}"}}\n' for n in range(99)))
     return file
 
 

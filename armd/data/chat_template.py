@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,23 +86,32 @@ class Renderer:
         return process
 
     def ask(self, given: dict[str, Any]) -> dict[str, str]:
-        """One question and its answer."""
+        """One question and its answer. A process that has ended before is no fault of the
+        question, which another one is asked."""
+        line = json.dumps(given, default=str)
         with self.lock:
-            line, pipes = "", self.process
-            try:
-                assert pipes.stdin is not None and pipes.stdout is not None
-                print(json.dumps(given, default=str), file=pipes.stdin, flush=True)
-                line = pipes.stdout.readline()
-            except OSError:  # it is not there any more
-                pass
-            if not line.endswith("\n"):
+            for _ in range(2):
+                taken, answer = self._exchange(line)
+                if answer.endswith("\n"):
+                    return json.loads(answer)
                 self.end()
                 self.process = self._start()
-                return {"error": "it takes too much time or memory"}
-            return json.loads(line)
+                if taken:
+                    break
+        return {"error": "it takes too much time or memory"}
+
+    def _exchange(self, line: str) -> tuple[bool, str]:
+        """Whether the process took the line, and what it answered."""
+        pipes = self.process
+        assert pipes.stdin is not None and pipes.stdout is not None
+        try:
+            print(line, file=pipes.stdin, flush=True)
+        except OSError:  # it is not there any more
+            return False, ""
+        return True, pipes.stdout.readline()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    with process:
+    with suppress(OSError), process:  # what it did not take cannot be flushed
         pass

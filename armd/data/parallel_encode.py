@@ -7,7 +7,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -193,7 +193,8 @@ def work(parent: Connection, encoding: Encoding) -> None:
             found = worker(task)
         except Exception as error:
             found = error
-        parent.send(found)
+        with suppress(OSError):  # the parent is gone, and so are we in a moment
+            parent.send(found)
 
 
 def encode_all(
