@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from eval_models import saved, tiny_armd
 from patience import PATIENCE
 
+import armd
 from armd.errors import ArmdError
+from armd.runtime.seeds import seeded
 from armd.serve import cache_pool as slots
-from armd.serve.command import Serving, listening, name_of, serve
+from armd.serve.command import Serving, listening, load, name_of, serve
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +152,25 @@ def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypa
     monkeypatch.setattr("armd.serve.engine.Decoder.step", broken)
     with pytest.raises(ArmdError, match=r"cannot write.*no such operation"):
         serve(Serving(folder, port=0, weights="plain"))
+
+
+@pytest.mark.parametrize("weights", ["fp32", "plain", "q8"])
+def test_who_writes_into_the_files_changes_nothing(
+    folder: str, tmp_path: Path, weights: str
+) -> None:
+    """Such as cp of another model over the one that is served."""
+    copy = shutil.copytree(folder, tmp_path / "model")
+    service = load(Serving(str(copy), port=0, weights=weights))
+    try:
+        model = service.model
+        drawn = armd.generate(model, length=12, generator=seeded(0))
+        for file in copy.rglob("*.safetensors"):
+            file.write_bytes(b"")  # the same file, cut
+        assert torch.equal(armd.generate(model, length=12, generator=seeded(0)), drawn)
+        assert str(copy) not in Path("/proc/self/maps").read_text()
+    finally:
+        service.engine.stop()
+        assert service.engine.join(60)
 
 
 def test_a_large_model_has_all_threads_and_a_small_one_a_thread(monkeypatch) -> None:
