@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .baselines import MODELS, model_class
 from .errors import ArmdError
 from .model.folder_check import check_link
-from .runtime.atomic_files import SUMS, damaged_files, read_text, unexchanged
+from .runtime.atomic_files import SUMS, damaged_files, hash_file, read_text, unexchanged
 from .runtime.device import find_device
 from .runtime.memory import check_memory
 
@@ -232,3 +233,15 @@ def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTo
             f"{vocab_size}; put the model's own tokenizer there"
         )
     return found
+
+
+def weights_digest(path: Path | str) -> str:
+    """Which weights a model has: of their checksums, or of the files where it has none."""
+    folder = model_folder(path)
+    files = {file.name: file for file in sorted(folder.glob("*.safetensors"))}
+    try:
+        sums = json.loads(read_text(folder / SUMS))
+        found = [str(sums[name]) for name in files]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = [hash_file(file) for file in files.values()]
+    return hashlib.sha256("".join(found).encode()).hexdigest()[:16]

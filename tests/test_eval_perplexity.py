@@ -20,8 +20,10 @@ from eval_models import (
     tiny_gpt2,
     tokenizer,
 )
+from tokenizers.normalizers import Lowercase
 
 from armd.bench.eval import bench_eval
+from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
 from armd.eval.perplexity import Scoring, perplexity
 from armd.eval.ppl import eval_ppl, other_tokenizer, shown, used
@@ -225,9 +227,14 @@ def test_results_are_kept_and_not_redone(tmp_path, capsys, unchecked):
     both = eval_ppl(model, data=f"{data},b={tmp_path / 'b.txt'}", json=file)
     assert both[0] == first
     assert len(json.loads(file.read_text())["results"]) == 2
+    lower = with_ends(byte_tokenizer(), rows=False)
+    lower.backend.normalizer = Lowercase()
+    lower.save(tmp_path / "tokenizer")
+    (else_read,) = eval_ppl(model, data=data, json=file, tokenizer=str(tmp_path / "tokenizer"))
+    assert else_read["settings"]["tokenizer"] != first["settings"]["tokenizer"]
     (other,) = eval_ppl(model, data=data, json=file, scoring=Scoring(order="strided"))
     assert other["perplexity"] != first["perplexity"]
-    assert len(json.loads(file.read_text())["results"]) == 3
+    assert len(json.loads(file.read_text())["results"]) == 4
     assert "order strided (streams 4)" in capsys.readouterr().out
 
 

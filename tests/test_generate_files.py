@@ -106,6 +106,25 @@ def test_other_settings_and_damage_are_not_resumed(
         cli.run(words(folder, out, "--resume"))
 
 
+def test_samples_of_other_weights_are_not_resumed(
+    folder: Path, whole: bytes, tmp_path: Path
+) -> None:
+    """Such as of a run that trained on. Earlier files do not say which they are of."""
+    out, lines = tmp_path / "out.jsonl", whole.splitlines(keepends=True)
+    first = json.loads(lines[0])
+    for sum_of in ("0" * 16, None):
+        first["settings"] |= {"checksum": sum_of}
+        if sum_of is None:
+            del first["settings"]["checksum"]
+        out.write_text(json.dumps(first) + "\n")
+        if sum_of is None:
+            cli.run(words(folder, out, "--resume"))
+            assert out.read_bytes().splitlines(keepends=True)[1:] == lines[1:]
+            continue
+        with pytest.raises(ArmdError, match="other weights"):
+            cli.run(words(folder, out, "--resume"))
+
+
 @pytest.mark.parametrize(
     "mine", [b"a poem of one line", b"a poem\n", b'{"prompt": 5}\n', b"\xff\xfe", b'{"indexes": 3}']
 )

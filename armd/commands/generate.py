@@ -232,9 +232,14 @@ def write_all(
 
 def settings_of(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[str, Any]:
     """The settings that made a sample, to be kept beside it."""
+    from ..pretrained import weights_digest
+    from .generate_outputs import DIGEST
+
     more = {"candidates": job.candidates} if job.candidates > 1 else {}
+    more |= {"cache": job.cache} if job.cache != "fp32" else {}
     return {
         "model": job.model,
+        DIGEST: weights_digest(job.model),
         "length": length,
         "streams": job.streams,
         **more,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Letters that a terminal obeys."""
+DIGEST = "checksum"
+"""The setting that says which weights a model had; earlier records do not have it."""
 BEGIN = b'{"index": '
 """Of each record: what is cut off begins so."""
 
@@ -215,10 +217,18 @@ def read_records(
                 "as it is; name another, or use --overwrite"
             )
         wanted = json.loads(json.dumps(settings))
-        if any(record["settings"] != wanted for record in records):
-            raise ArmdError(
-                f"{file} was written with other settings; give the same ones, or use --overwrite"
-            )
+        for record in records:
+            found = record["settings"] if isinstance(record["settings"], dict) else {}
+            if {**wanted, DIGEST: ""} != {**found, DIGEST: ""}:
+                raise ArmdError(
+                    f"{file} was written with other settings; give the same ones, or use "
+                    "--overwrite"
+                )
+            if found.get(DIGEST, wanted[DIGEST]) != wanted[DIGEST]:
+                raise ArmdError(
+                    f"{file} was written with other weights than {wanted['model']} has now; put "
+                    "those back, name another file, or use --overwrite"
+                )
         asked = {request.index: request for request in requests}
         if not all(_answers(record, asked.get(record["index"])) for record in records):
             raise ArmdError(
