@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ArmdError
 from ..model.folder_check import check_inside
 from ..runtime.atomic_files import damaged_files, write_sums
+from ..runtime.weight_files import weight_files
 from .layout import is_new
 from .source import read_json
 
@@ -49,7 +50,7 @@ class Fingerprint:
 def fingerprint(folder: Path) -> str:
     """The checksum of the model in a folder."""
     found = Fingerprint()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no dict
                 if not is_new(name):

@@ -117,7 +117,13 @@ def check_window(source: str, facts: Mapping[str, Any]) -> None:
 
 def rope_of(source: str, facts: Mapping[str, Any]) -> tuple[float, dict[str, float] | None]:
     """Base and Llama-3 scaling, from either of transformers' ways to write them down."""
-    given = dict(facts.get("rope_parameters") or facts.get("rope_scaling") or {})
+    ways = [dict(facts.get(name) or {}) for name in ("rope_parameters", "rope_scaling")]
+    given = ways[0] or ways[1]
+    if all(ways) and same_rope(ways[0]) != same_rope(ways[1]):
+        raise ArmdError(
+            f"the config of {source} has rope_parameters and a rope_scaling that differ; remove "
+            "the one that does not hold"
+        )
     base = given.get("rope_theta") or facts.get("rope_theta") or 10000.0
     kind = given.get("rope_type") or given.get("type") or "default"
     if given.get("partial_rotary_factor", 1.0) != 1.0:
@@ -127,6 +133,13 @@ def rope_of(source: str, facts: Mapping[str, Any]) -> tuple[float, dict[str, flo
     if kind != "llama3":
         refuse(source, f"rotary positions scaled by '{kind}'")
     return float(base), {name: given[name] for name in LLAMA3}
+
+
+def same_rope(way: Mapping[str, Any]) -> dict[str, Any]:
+    """What it says, in whichever words."""
+    kind = way.get("rope_type") or way.get("type") or "default"
+    names = ("type", "rope_type", "rope_theta")
+    return {n: v for n, v in way.items() if n not in names and v is not None} | {"kind": kind}
 
 
 def config_for(source: str, facts: Mapping[str, Any], max_length: int | None) -> ArmdConfig:
@@ -151,6 +164,8 @@ def config_for(source: str, facts: Mapping[str, Any], max_length: int | None) ->
             "tie_word_embeddings": bool(facts.get("tie_word_embeddings", False)),
             "qkv_bias": facts["model_type"] == "qwen2",
         }
+    except ArmdError:
+        raise
     except KeyError as error:
         raise ArmdError(
             f"the config of {source} does not say {error.args[0]}; copy the folder again"

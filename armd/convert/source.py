@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.tokenizer import from_transformers
 from ..errors import ArmdError
 from ..runtime.atomic_files import read_text
+from ..runtime.weight_files import weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ def open_folder(folder: Path, name: str) -> Source:
 
     facts = read_json(folder / "config.json", name)
     check_weight_files(folder)
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise ArmdError(
             f"no safetensors in {name}; save it with save_pretrained (pickled weights are never "
@@ -101,6 +102,11 @@ def open_folder(folder: Path, name: str) -> Source:
         try:
             with safe_open(file, "pt") as opened:
                 for tensor in opened.keys():  # noqa: SIM118 - no dict
+                    if tensor in place:
+                        raise ArmdError(
+                            f"'{tensor}' is in {place[tensor].name} and in {file.name} of {name}; "
+                            "leave the files of one version there"
+                        )
                     part = opened.get_slice(tensor)
                     place[tensor], shapes[tensor] = file, tuple(part.get_shape())
                     kinds.add(part.get_dtype())

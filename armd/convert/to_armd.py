@@ -64,6 +64,11 @@ def check_tensors(source: Source, pieces: dict[str, list[Piece]]) -> None:
     wanted = {piece.name: piece.shape for parts in pieces.values() for piece in parts}
     tied = "head.weight" not in pieces
     for name, shape in source.shapes.items():
+        if tied and name == "lm_head.weight" and not same_head(source):
+            raise ArmdError(
+                f"{source.name} has an lm_head.weight of its own, but its config says "
+                "tie_word_embeddings; say false there, or leave that tensor out"
+            )
         if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
             continue
         if name not in wanted:
@@ -77,6 +82,16 @@ def check_tensors(source: Source, pieces: dict[str, list[Piece]]) -> None:
             )
     if missing := wanted.keys() - source.shapes.keys():
         raise ArmdError(f"{source.name} lacks '{min(missing)}'; is it saved only in part?")
+
+
+def same_head(source: Source) -> bool:
+    """Whether the head is the embedding."""
+    import torch
+
+    embedding = "model.embed_tokens.weight"
+    if embedding not in source.shapes:
+        return True  # which is said elsewhere
+    return torch.equal(source.read("lm_head.weight"), source.read(embedding))
 
 
 def tokenizer_of(source: Source, vocab_size: int, folder: Path) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from ..errors import ArmdError
 from ..pretrained import check_saved, model_folder, saved_kind
 from ..runtime.atomic_files import identity, new_folder, refuse_link, write_sums
+from ..runtime.weight_files import weight_files
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
 from .to_armd import NOTES
@@ -62,7 +63,7 @@ def open_ours(run: str) -> Ours:
         )
     pieces = layout(config)
     place = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(file, "pt") as opened:
             place |= dict.fromkeys(opened.keys(), file)
     if missing := pieces.keys() - place.keys():
@@ -114,7 +115,7 @@ def bos_and_eos(folder: Path) -> tuple[int | None, int | None]:
 
 def check_bos(ours: Ours) -> None:
     """Our BOS row must be the embedding of some token, or a text could not be begun there."""
-    with safe_open(next(iter(sorted(ours.folder.glob("*.safetensors")))), "pt") as opened:
+    with safe_open(next(iter(weight_files(ours.folder))), "pt") as opened:
         names = list(opened.keys())
         bos = opened.get_tensor("bos") if "bos" in names else None
     if bos is None:

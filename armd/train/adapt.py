@@ -30,6 +30,7 @@ from ..runtime.atomic_files import (
     write_sums,
 )
 from ..runtime.seeds import seed_of
+from ..runtime.weight_files import weight_files
 from ..saved_folder import finish_folder
 from .adapt_base import base_folder, keep_base
 from .adapters import with_adapters, with_exact_adapters, without_adapters
@@ -178,7 +179,7 @@ class AdaptRun(Run):
         base = base_folder(self.recipe)
         self.dataset.check_vocabulary(ArmdConfig.from_pretrained(base).vocab_size)
         if not self.recipe.adapt.full:
-            files = base.glob("*.safetensors")
+            files = weight_files(base)
             check_disk(self.folder, sum(file.stat().st_size for file in files))
         return AdaptTrainer(self.recipe, self.group, self.dataset.vocab_size)
 
@@ -236,7 +237,7 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
     """The base with the adapter added, as a folder of its own, one tensor at a time."""
     merging, place, shapes = Merging(adapter), {}, {}
     dtype = None
-    for file in sorted(base.glob("*.safetensors")):
+    for file in weight_files(base):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no dict
                 place[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
