@@ -95,9 +95,11 @@ def _load_folder(folder: Path, device: str) -> Any:
     where, shown = find_device(device), logging.is_progress_bar_enabled()
     if is_quantized(folder):
         return load_packed(folder, name, where)
+    # 16 bits are a way to save them: a CPU computes in 32, and so the C kernels do
+    dtype = "float32" if where.type == "cpu" else "auto"
     logging.disable_progress_bar()
     try:
-        return model_class(name).from_pretrained(folder).eval().to(where)
+        return model_class(name).from_pretrained(folder, dtype=dtype).eval().to(where)
     finally:
         if shown:
             logging.enable_progress_bar()

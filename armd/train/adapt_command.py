@@ -175,7 +175,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     import importlib.util
 
     from ..model.configuration_armd import ArmdConfig
-    from ..pretrained import check_saved, model_folder, saved_kind
+    from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
     from ..runtime.atomic_files import unexchanged
     from .adapt_base import began_with
 
@@ -198,6 +198,8 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
         raise ArmdError(
             f"{job.model} is a checkpoint of '{kind}'; convert it first: armd convert {job.model}"
         )
+    if is_quantized(base):
+        raise ArmdError(f"{job.model} is quantized; adapt the model that it was made from")
     unexchanged(base, lambda: check_saved(base))
     config = unexchanged(base, lambda: ArmdConfig.from_pretrained(base))
     if config.query == "shift":
