@@ -1,11 +1,7 @@
 """Blanks filled, and how near each filling is to what stood there: ROUGE-L and exact."""
 
-from itertools import pairwise
-
-import torch
-
 from ..generation.api import generate
-from ..infilling import infill
+from ..infilling import blanks_of, infill
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Bool, Int, Tensor
 from ..runtime.seeds import seeded
@@ -23,12 +19,6 @@ def rouge_l(found: list[int], wanted: list[int]) -> float:
     return 2 * longest[-1] / max(1, len(found) + len(wanted))
 
 
-def spans_of(blank: Bool[Tensor, "n"]) -> list[tuple[int, int]]:
-    """Where each run of blanks begins and ends."""
-    edges = torch.nn.functional.pad(blank.int(), (1, 1)).diff().nonzero().flatten().tolist()
-    return list(pairwise(edges))[::2]
-
-
 def fill_greedily(
     model: ArmdLM, tokens: Int[Tensor, "b n"], blank: Bool[Tensor, "b n"]
 ) -> dict[str, dict[str, float]]:
@@ -37,7 +27,7 @@ def fill_greedily(
     whole, left = tokens.clone(), tokens.clone()
     for number, (row, hidden) in enumerate(zip(tokens, blank, strict=True)):
         whole[number] = infill(model, row[None], ~hidden, temperature=0.0)[0]
-        for start, end in spans_of(hidden):
+        for start, end, _ in blanks_of((~hidden).tolist()):
             given = [row[:start].tolist()] if start else None
             goes_on = generate(model, prompt=given, length=end, temperature=0.0)[0]
             left[number, start:end] = goes_on[start:end]
@@ -61,7 +51,7 @@ def nearness(
     """Over all runs of blanks."""
     near, equal = [], []
     for row, hidden, text in zip(tokens, blank, filled, strict=True):
-        for start, end in spans_of(hidden):
+        for start, end, _ in blanks_of((~hidden).tolist()):
             wanted, found = row[start:end].tolist(), text[start:end].tolist()
             near.append(rouge_l(found, wanted))
             equal.append(found == wanted)

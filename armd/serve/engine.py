@@ -178,7 +178,7 @@ class Engine:
     def _fill_slots(self) -> None:
         """Clear the slots and give them to waiting requests."""
         self._expire(time.monotonic())
-        while entry := next_of(self.waiting, self.active, self.slots):
+        while self.waiting and (entry := next_of(self.waiting, self.active, self.slots)):
             self.waiting.remove(entry)
             entry.cache = self.pool.free.pop()
             self.active.append(entry)

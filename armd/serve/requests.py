@@ -70,8 +70,8 @@ def next_of(
     a request of many sequences does not keep others waiting for all of them. Where all slots are
     taken and one request has several, the spare one is for a request that has none."""
     taken = Counter(id(entry.together) for entry in active)
+    full = len(active) >= slots
+    if full and (len(active) > slots or max(taken.values()) == 1):
+        return None
     first = min(waiting, key=lambda entry: taken[id(entry.together)], default=None)
-    if first is None or len(active) < slots:
-        return first
-    wait = len(active) > slots or taken[id(first.together)] or max(taken.values()) == 1
-    return None if wait else first
+    return None if full and first and taken[id(first.together)] else first
