@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,9 +27,10 @@ SPINS = "2000"
 """Some hundredths of a millisecond; then the waiting thread sleeps and its core is free."""
 IN_A_CORE = 16 * 2**20
 """Bytes of weights that a core reads about as fast from its caches as two do."""
-TRIAL, SLOWER, PAUSE = 4, 1.8, 5.0
+TRIAL, SLOWER, PAUSE, LONGEST = 5, 1.8, 5.0, 80.0
 """Passes to time each number of threads with; how many times slower than before starts that again;
-seconds that must lie between two such trials."""
+seconds that must lie between two such trials. With one thread nobody sees that the other cores are
+free again: there is another trial after PAUSE, and after twice as long each time, up to LONGEST."""
 
 
 BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_SPINCOUNT": "50000"}
@@ -155,7 +157,7 @@ class ThreadTuner:
         self.choices, self.clock = sorted({1, max(1, most)}, reverse=True), clock
         self.threads = self.choices[0]
         self.trial: dict[int, list[float]] = {choice: [] for choice in self.choices}
-        self.usual, self.recent, self.tried = 0.0, 0.0, clock()
+        self.usual, self.recent, self.tried, self.patience = 0.0, 0.0, clock(), PAUSE
         if len(self.choices) == 1:
             self.trial = {}
 
@@ -168,7 +170,9 @@ class ThreadTuner:
             self._try(each)
         else:
             self.recent += (each - self.recent) / 8
-            if self.recent > SLOWER * self.usual and self.clock() >= self.tried + PAUSE:
+            slow, since = self.recent > SLOWER * self.usual, self.clock() - self.tried
+            few = self.threads < self.most and since >= self.patience
+            if few or (slow and since >= PAUSE):
                 self.trial = {choice: [] for choice in self.choices}
         return self.threads
 
@@ -179,7 +183,10 @@ class ThreadTuner:
         if left:
             self.threads = left[0]
             return
-        best = {choice: min(times[1:]) for choice, times in self.trial.items()}
-        self.threads = min(self.choices, key=lambda choice: best[choice] * (1 + 0.1 * (choice > 1)))
-        self.usual = self.recent = best[self.threads]
+        # not the fastest: that one had the core which another process has in all the others
+        took = {choice: median(times[1:]) for choice, times in self.trial.items()}
+        self.threads = min(self.choices, key=lambda choice: took[choice] * (1 + 0.1 * (choice > 1)))
+        self.usual = self.recent = took[self.threads]
         self.trial, self.tried = {}, self.clock()
+        again = self.threads < self.most
+        self.patience = min(2 * self.patience, LONGEST) if again else PAUSE
