@@ -16,6 +16,7 @@ from .model.likelihood import log_likelihood
 from .model.modeling_armd import ArmdLM
 from .native.linear import BITS
 from .native.packed import FastLM, pack, with_cache
+from .pretrained import in_memory
 
 LENGTH, GIVEN = 12, 3
 """Tokens of the check, and how many of them are given as a prompt."""
@@ -29,7 +30,7 @@ number beside it, while a part that the kernels do not know makes a difference o
 def pack_checked(model: ArmdLM, weights: str = "fp32", cache: str = "fp32") -> ArmdLM:
     """As native.packed.pack, or the model itself where packed decoding would differ from it;
     `cache` is the format of keys and values, which costs precision that the check does not see."""
-    return with_cache(_checked(model, weights), cache)
+    return with_cache(in_memory(_checked(model, weights)), cache)
 
 
 def _checked(model: ArmdLM, weights: str) -> ArmdLM:

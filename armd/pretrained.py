@@ -105,6 +105,15 @@ def _load_folder(folder: Path, device: str) -> Any:
             logging.enable_progress_bar()
 
 
+def in_memory(model: Any) -> Any:
+    """The model with all its weights in memory. As loaded they are parts of the mapped file: who
+    writes a new one into it would change them, or end the process."""
+    for weight in model.parameters():
+        if weight.is_cpu:
+            weight.data = weight.data.clone()
+    return model
+
+
 def load_packed(folder: Path, name: str, device: Any) -> Any:
     """The model of a folder that `armd quantize` wrote."""
     from .native.packed_file import load_quantized

@@ -162,3 +162,23 @@ def test_another_config_is_told_without_options(
         assert not re.search(r"--[a-z]", str(said.value)), said.value
         assert "choose another folder" in str(said.value)
     assert "--" not in Path(run_folder.__file__).read_text()  # the same of what else it says
+
+
+def test_a_base_that_is_changed_in_place_changes_nothing_that_is_learnt(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as by cp of another model over it; with the old one back, the run ends as it would."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    adapt(recipe_of(job(trained, samples, whole)))
+    file = trained / "export" / "model.safetensors"
+    before = file.read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(ArmdError, match="were changed while"):
+        at_step(patch, 2, lambda: file.write_bytes(b""))
+        adapt(recipe_of(job(trained, samples, out)))
+    file.write_bytes(before)
+    adapt(recipe_of(job(trained, samples, out)))
+    for name in MADE:
+        assert (out / name).read_bytes() == (whole / name).read_bytes()

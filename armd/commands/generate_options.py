@@ -150,7 +150,8 @@ def check(job: Writing) -> None:
 
 def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     """The model (an ArmdLM, or a Baseline), with the weights asked for, and its tokenizer."""
-    from ..pretrained import load_model, load_tokenizer
+    from ..checked_pack import pack_checked
+    from ..pretrained import in_memory, load_model, load_tokenizer
     from ..runtime.threads import use_few_threads
 
     model = load_model(job.model, device=job.device)
@@ -158,16 +159,8 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer]:
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     diffuses = not knows_orders(name_of(model.config))
     check_diffusion(job, name_of(model.config) if diffuses else None)
-    if diffuses or (job.weights == "plain" and job.cache == "fp32"):
-        return model, tokenizer
-    try:
-        from ..checked_pack import pack_checked
-    except ImportError:
-        if job.weights != "fp32":
-            raise ArmdError(
-                f"{job.weights} weights are not to be had here; use --weights fp32"
-            ) from None
-        return model, tokenizer
+    if diffuses:
+        return in_memory(model), tokenizer
     return pack_checked(model, weights=job.weights, cache=job.cache), tokenizer
 
 

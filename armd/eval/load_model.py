@@ -14,6 +14,7 @@ from ..pretrained import (
     OURS,
     TOKENIZER_FILES,
     check_saved,
+    in_memory,
     is_named,
     is_quantized,
     load_packed,
@@ -119,7 +120,7 @@ def load(
         model: Any = (
             load_packed(folder, model_name, find_device(device))
             if quantized
-            else model_class(model_name).from_pretrained(folder, dtype=dtype)
+            else in_memory(model_class(model_name).from_pretrained(folder, dtype=dtype))
         )
         if quantized and precision != "float32":
             raise ArmdError(f"{folder} is quantized already; leave out --precision")

@@ -19,7 +19,6 @@ import tyro
 from ..errors import ArmdError
 
 if TYPE_CHECKING:
-    from ..model.modeling_armd import ArmdLM
     from .service import Service
 
 
@@ -184,7 +183,7 @@ def load(job: Serving) -> Service:
     limits = Limits(*bounds)
     parameters = count_weights(model)
     service = Service(
-        out_of_files(pack_checked(model, job.weights, job.cache)),
+        pack_checked(model, job.weights, job.cache),
         tokenizer,
         name=job.name or name_of(job.model),
         parameters=parameters,
@@ -193,14 +192,6 @@ def load(job: Serving) -> Service:
     )
     warm_up(service)
     return service
-
-
-def out_of_files(model: ArmdLM) -> ArmdLM:
-    """The model with all weights in memory. Those that were not packed are still parts of their
-    file: who writes a new one into it would change them, or end the server."""
-    for weight in model.parameters():
-        weight.data = weight.data.clone()
-    return model
 
 
 def name_of(path: str) -> str:

@@ -20,7 +20,7 @@ from ..model.configuration_armd import ArmdConfig
 from ..model.neighbor_rows import InOrderRows, count_in_order
 from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
-from ..pretrained import load_model
+from ..pretrained import in_memory, load_model
 from ..runtime.atomic_files import (
     SUMS,
     copy_plain_files,
@@ -32,7 +32,7 @@ from ..runtime.atomic_files import (
 from ..runtime.seeds import seed_of
 from ..runtime.weight_files import weight_files
 from ..saved_folder import finish_folder
-from .adapt_base import base_folder, keep_base
+from .adapt_base import base_folder, check_kept, keep_base
 from .adapters import with_adapters, with_exact_adapters, without_adapters
 from .curriculum import Stage
 from .distilled_loss import distance_to_the_right, distilled_loss, share_of_text
@@ -64,12 +64,12 @@ class AdaptTrainer(Trainer):
     def build(self, vocab_size: int) -> nn.Module:
         a, self.kept = self.recipe.adapt, dict[bytes, Tensor]()
         base = base_folder(self.recipe)
-        model = load_model(base)
+        model = in_memory(load_model(base))
         if not model.any_order:
             raise ArmdError(f"{a.base_model} knows left to right alone; convert it first")
         torch.manual_seed(seed_of(self.recipe.seed, "adapter"))
         if a.full:
-            self.source: Any = load_model(base) if a.distill else None
+            self.source: Any = in_memory(load_model(base)) if a.distill else None
         else:
             add = with_exact_adapters if a.exact else with_adapters
             add(model, a.rank, a.alpha, Path(a.start) if a.start else None)
@@ -206,6 +206,7 @@ class AdaptRun(Run):
         save(self.recipe, weights, self.folder / ADAPTER)
         if checkpoint.step == self.total:
             out, facts = self.folder / EXPORT, self.card(checkpoint)
+            check_kept(self.recipe)
             merge(base, self.folder / ADAPTER, out, step=checkpoint.step, **facts)
 
     def card(self, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..pretrained import model_folder
 from ..runtime.atomic_files import (
     SUMS,
     copy_plain_files,
+    damaged_files,
     empty_folder,
     put_folder,
     remove,
@@ -19,7 +20,7 @@ from ..runtime.atomic_files import (
     write_sums,
 )
 from .recipe import Recipe
-from .run_folder import BASE, CHECKPOINTS, CONFIG
+from .run_folder import ADAPTER, BASE, CHECKPOINTS, CONFIG
 from .saved_checkpoint import steps_in
 
 
@@ -54,6 +55,17 @@ def keep_base(recipe: Recipe) -> None:
         put_folder(aside, folder / BASE)
     finally:
         remove(aside)
+
+
+def check_kept(recipe: Recipe) -> None:
+    """Raise if somebody wrote into the files of the base, which have a second name here."""
+    folder = Path(recipe.out)
+    if damaged_files(folder / BASE):
+        raise ArmdError(
+            f"the weights of {recipe.adapt.base_model} were changed while {folder} learnt; put the "
+            "old ones back into that file and give the same command again: nothing is lost, "
+            f"{folder / ADAPTER} is whole"
+        )
 
 
 def _link_files(folder: Path, out: Path) -> None:
