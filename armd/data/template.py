@@ -17,6 +17,10 @@ BLANK = re.compile(r"(?<![ \t])[ \t]*_{2,}")
 LONGEST = 8
 """Tokens that a blank is drawn to have, at most; and that it can be said to have."""
 MOST = 1_000_000
+ANCHORS = ("\n", "|", "0", "a", ".")
+"""A tokenizer that joins one of them with what follows leaves another one alone."""
+
+Encode = Callable[[str], Sequence[int]]
 
 
 def parts(template: str) -> list[str]:
@@ -40,9 +44,24 @@ def blank_lengths(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, words))
 
 
+def behind_text(encode: Encode) -> Encode:
+    """`encode`, for text that stands behind other text. Tokenizers of the sentencepiece kind put a
+    space before every text they are given; behind an anchor, whose tokens are cut off, they do
+    not."""
+
+    def continued(text: str) -> list[int]:
+        for anchor in ANCHORS:
+            first, both = list(encode(anchor)), list(encode(anchor + text))
+            if first and both[: len(first)] == first:
+                return both[len(first) :]
+        return list(encode(text))
+
+    return encode if continued("a") == list(encode("a")) else continued
+
+
 def fill_in(
     template: str,
-    encode: Callable[[str], Sequence[int]],
+    encode: Encode,
     *,
     lengths: Sequence[int] | None = None,
     generator: torch.Generator | None = None,
@@ -64,8 +83,9 @@ def fill_in(
         )
     tokens: list[int] = []
     known: list[bool] = []
+    behind = behind_text(encode)
     for part, length in zip(around, [*lengths, 0], strict=True):
-        given = list(encode(part)) if part else []
+        given = list((behind if known else encode)(part)) if part else []
         tokens += given + [0] * length
         known += [True] * len(given) + [False] * length
     return tokens, known

@@ -82,7 +82,15 @@ def logprobs(
     }
 
 
-CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", message, delta, opens=True)
+CHAT = Form(
+    "chatcmpl-",
+    "chat.completion",
+    "chat.completion.chunk",
+    message,
+    delta,
+    opens=True,
+    continues=False,
+)
 
 
 def routes(service: Service) -> APIRouter:

@@ -45,6 +45,8 @@ class Form:
     """A choice, and what is new of one: the text, and the tokens of it."""
     opens: bool = False
     """A stream begins with a part that has no new text."""
+    continues: bool = True
+    """The new text goes on with the prompt's; a message is a text of its own."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
     if len(prompts) * count > most:
         reason = f"{len(prompts) * count} texts in one request pass the server's slots and queue of"
         raise Refusal(400, f"{reason} {most}; ask for fewer", param="n")
-    suffix = tokenizer.encode(asked.suffix or "", "suffix")
+    suffix = tokenizer.encode_suffix(asked.suffix or "", "suffix")
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     stops = tuple(filter(None, stops))
     state = CompletionState(
@@ -100,8 +102,9 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
         plan, echo = None, IncrementalText(tokenizer, 0) if asked.echo else None
         for _ in range(count):
             index = len(state.texts)
-            text = ChoiceState(index, ids, IncrementalText(tokenizer, len(ids), stops), len(shown))
-            text.echo = echo
+            after = ids if form.continues else ()
+            new = IncrementalText(tokenizer, len(ids), stops, after)
+            text = ChoiceState(index, ids, new, len(shown), echo)
             if blanks:
                 whole = [*ids, *[0] * blanks, *suffix]
                 if plan is None or asked.order == "random":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from ..data.template import behind_text
 from ..data.tokenizer import TextTokenizer
 from ..generation.outputs import TokenOutput
 from .errors import Refusal
@@ -36,6 +37,10 @@ class ServerTokenizer:
         if len(text) > self.max_length * self.longest:
             raise Refusal(400, self.too_long("far more"), param=param, code="too_long")
 
+    def encode_suffix(self, text: str, param: str) -> list[int]:
+        """The tokens of a text that stands behind another."""
+        return list(behind_text(lambda part: self.encode(part, param))(text)) if text else []
+
     def encode(self, text: str, param: str) -> list[int]:
         self.check_length(text, param)
         # of the ways to encode, the one that lets other threads run meanwhile
@@ -61,11 +66,11 @@ class CharacterStream:
     token. (DecodeStream of tokenizers lets any number wait, and breaks off where later bytes change
     how earlier ones read.)"""
 
-    def __init__(self, reader: ServerTokenizer) -> None:
+    def __init__(self, reader: ServerTokenizer, after: Sequence[int] = ()) -> None:
         self.reader = reader
-        self.ids: list[int] = []
+        self.ids = list(after[-MOST_PENDING:])
         """The last tokens that were shown, because decoders join words, and those that wait."""
-        self.context, self.shown = 0, ""
+        self.context, self.shown = len(self.ids), reader.decode(self.ids)
         """How many of them, and what of their text, were shown."""
 
     def step(self, token: int) -> str:
@@ -110,6 +115,8 @@ class IncrementalText:
     start: int
     """Where the new tokens begin."""
     stops: tuple[str, ...] = ()
+    after: Sequence[int] = ()
+    """The tokens before them, where their text goes on."""
     text: str = ""
     """All that can be read so far and cannot change."""
     read: list[TokenOutput] = field(default_factory=list)
@@ -123,7 +130,7 @@ class IncrementalText:
     _told: int = 0
 
     def __post_init__(self) -> None:
-        self._stream = CharacterStream(self.reader)
+        self._stream = CharacterStream(self.reader, self.after)
 
     def add(self, tokens: Sequence[TokenOutput]) -> None:
         self._landed |= {one.position: one for one in tokens}
