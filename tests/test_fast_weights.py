@@ -87,6 +87,25 @@ def test_what_cannot_be_packed_is_said() -> None:
     assert fast.pack(double, "fp32") is double
 
 
+@pytest.mark.parametrize("weights", ["fp32", "q8"])
+@pytest.mark.parametrize("how", ["half", "bfloat16", "double", "meta"])
+@pytest.mark.parametrize("head", [16, 12])  # 12: the layers are left to torch
+def test_a_packed_model_that_is_cast_is_refused(weights: str, how: str, head: int) -> None:
+    """Itself, or the one that it shares weights with, before its first text or after."""
+    sizes = {"vocab_size": 61, "d_model": 2 * head, "n_layers": 2, "n_heads": 2, "max_length": 32}
+    for early in (True, False):
+        for itself in (True, False)[: 1 if how == "meta" else 2]:  # it shares no meta tensors
+            model = armd.ArmdLM(armd.ArmdConfig(**sizes)).eval()
+            packed = fast.pack(model, weights)
+            if not early:
+                armd.generate(packed, length=8)
+            cast = packed if itself else model
+            cast.to("meta") if how == "meta" else getattr(cast, how)()
+            kinds = ArmdError if head == 16 else (ArmdError, RuntimeError)  # some are torch's
+            with pytest.raises(kinds, match="before it is packed" if head == 16 else None):
+                armd.generate(packed, length=8)
+
+
 def test_compiled_layers_write_the_same_text(unchecked: None) -> None:
     model, g = tiny(), torch.Generator()
     wrapped = fast.compiled(model, backend="eager")

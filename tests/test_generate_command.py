@@ -157,9 +157,12 @@ def test_entropy_in_bits_and_its_reach(folder: Path) -> None:
 
 
 def test_blanks_take_the_space_before_them() -> None:
+    """One: a second one, or a tab, is the text's own."""
     tokens, known = fill_in("A ____, b  __", lambda text: list(text.encode()), lengths=[2])
-    assert bytes(t for t, k in zip(tokens, known, strict=True) if k) == b"A, b"
-    assert known == [True, False, False, True, True, True, False, False]
+    assert bytes(t for t, k in zip(tokens, known, strict=True) if k) == b"A, b "
+    assert known == [True, False, False, True, True, True, True, False, False]
+    tokens, known = fill_in("A\t____", lambda text: list(text.encode()), lengths=[1])
+    assert bytes(t for t, k in zip(tokens, known, strict=True) if k) == b"A\t"
 
 
 def test_pieces_make_up_the_text() -> None:

@@ -11,9 +11,8 @@ from ..errors import ArmdError
 if TYPE_CHECKING:
     import torch
 
-# a space before a blank goes with it: byte-level BPE writes words with their leading space. A run
-# of spaces is tried once, not from each of them: that would take the square of its length
-BLANK = re.compile(r"(?<![ \t])[ \t]*_{2,}")
+# a space before a blank goes with it: tokens carry the space before a word
+BLANK = re.compile(r" ?_{2,}")
 LONGEST = 8
 """Tokens that a blank is drawn to have, at most; and that it can be said to have."""
 MOST = 1_000_000

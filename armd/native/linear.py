@@ -3,11 +3,13 @@ compact.c)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ctypes import byref
 
 import torch
 from torch import nn
 
+from ..errors import ArmdError
 from ..model.adapted_linear import with_adapter
 from ..model.shapes import Float, Int, Tensor
 from . import compact
@@ -19,6 +21,16 @@ from .structs import Matrix
 FORMATS = ("fp32", "int8", "bf16", "q8", "q4")
 """In the order of gemm.h."""
 BITS = {"q8": 8, "q4": 4}
+
+
+def check_float32(parts: Iterable[Tensor]) -> None:
+    """Raise if the C functions would take these for something else than they are."""
+    for part in parts:
+        if part.dtype != torch.float32 or not part.is_cpu:
+            raise ArmdError(
+                f"packed weights are float32 on a CPU, and these became {part.dtype} on "
+                f"{part.device}; cast or move the model before it is packed"
+            )
 
 
 class SkinnyLinear(nn.Module):
@@ -92,6 +104,7 @@ class SkinnyLinear(nn.Module):
         self, x: Float[Tensor, "*b m"], adapted: Float[Tensor, "*#b 1"] | None = None
     ) -> Float[Tensor, "*b n"]:
         rows = x.reshape(-1, self.depth).contiguous()
+        check_float32([rows])
         out = rows.new_empty(len(rows), self.outputs)
         if library().skinny_product(
             byref(self.address()), rows.data_ptr(), out.data_ptr(), len(rows)

@@ -24,7 +24,7 @@ from ..model.shapes import Float, Int, Tensor
 from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
 from .huge_pages import Arena
 from .library import library
-from .linear import BITS, PackedEmbedding, SkinnyLinear
+from .linear import BITS, PackedEmbedding, SkinnyLinear, check_float32
 from .structs import LayerWeights, Matrix, NetworkWeights
 
 WEIGHTS = ("plain", "fp32", "int8", "bf16", "q8", "q4")
@@ -146,6 +146,7 @@ class FastLM(ArmdLM):
         return addressed(self, pointers + parts, lambda: self._addresses(layers, pointers))
 
     def _addresses(self, layers: list[FastLayer], pointers: list[int]) -> NetworkWeights:
+        check_float32(self.parameters())
         config, head = self.config, cast(SkinnyLinear, self.head).address()
         norm, embedding, bos, _, *optional = pointers
         query_norm, *neighbor = (pointer or None for pointer in optional)

@@ -124,6 +124,9 @@ class Completion(BaseModel):
 
 class TokenizeRequest(Body):
     text: Text
+    continues: bool = Field(
+        False, description="It stands behind other text: no space is put before it."
+    )
 
 
 class Tokenized(BaseModel):

@@ -94,7 +94,9 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/tokenize", response_model=Tokenized, responses=usual)
     async def tokenize_route(asked: TokenizeRequest, _: Request) -> Json:
         """A text's tokens."""
-        ids = await aside(len(asked.text), lambda: service.tokenizer.encode(asked.text, "text"))
+        tokenizer = service.tokenizer
+        encode = tokenizer.encode_suffix if asked.continues else tokenizer.encode
+        ids = await aside(len(asked.text), lambda: encode(asked.text, "text"))
         return {"tokens": ids, "pieces": [service.tokenizer.piece(token) for token in ids]}
 
     return router

@@ -4,8 +4,8 @@ import { ask } from "./api.js";
 import { button, make } from "./dom.js";
 
 // as armd's templates: two or more underscores; the space before them goes with them, because
-// byte-level tokens carry the space before a word
-const BLANK = /[ \t]*_{2,}/g;
+// tokens carry the space before a word
+const BLANK = / ?_{2,}/g;
 const NEW_LENGTH = 3; // tokens of a blank that was typed
 
 export class Prompt {
@@ -46,7 +46,7 @@ export class Prompt {
     const words = value.slice(from, to);
     const [, before, body, after] = /^(\s*)([^]*?)(\s*)$/.exec(words);
     const led = from > 0 && !before && value[from - 1] === " " ? " " : before; // its own space
-    const tokens = body.trim() ? await this.#encode(led + body).catch(() => []) : [];
+    const tokens = body.trim() ? await this.#encode(led + body, from > 0).catch(() => []) : [];
     this.box.focus();
     this.box.setSelectionRange(from, to);
     this.#type(`${before}____${after}`);
@@ -57,7 +57,9 @@ export class Prompt {
   /** Tokens and which of them are given: the text with its blanks, then `after` blanks more. */
   async tokens(after, { signal } = {}) {
     const around = this.box.value.split(BLANK);
-    const given = await Promise.all(around.map((part) => this.#encode(part, signal)));
+    const given = await Promise.all(
+      around.map((part, index) => this.#encode(part, index > 0, signal)),
+    );
     const blanks = [...this.lengths, after];
     const tokens = given.flatMap((part, index) => [...part, ...Array(blanks[index]).fill(0)]);
     const known = given.flatMap((part, index) => [
@@ -67,13 +69,15 @@ export class Prompt {
     return { tokens, known };
   }
 
-  async #encode(text, signal) {
+  /** `continues`: the text stands behind another. */
+  async #encode(text, continues, signal) {
     if (!text) return [];
-    if (!this.known.has(text)) {
+    const key = `${continues} ${text}`;
+    if (!this.known.has(key)) {
       if (this.known.size > 500) this.known.clear();
-      this.known.set(text, (await ask("v1/tokenize", { text }, { signal })).tokens);
+      this.known.set(key, (await ask("v1/tokenize", { text, continues }, { signal })).tokens);
     }
-    return this.known.get(text);
+    return this.known.get(key);
   }
 
   /** Types as the reader would, so that undo takes it back. */
