@@ -209,6 +209,8 @@ def test_bits_per_byte_are_of_the_text():
 
 
 def test_short_text_and_unfit_orders_say_so():
+    with pytest.raises(ArmdError, match="holds no text"):  # its EOS would have a perplexity
+        score(loaded(tiny_armd()), texts=[""])
     with pytest.raises(ArmdError, match="fewer than a window"):
         score(loaded(tiny_armd()), "sedd", texts=["short"])
     with pytest.raises(ArmdError, match="autoregressive"):

@@ -160,6 +160,13 @@ def test_what_cannot_be_quantized(source: Path, made: Path, tmp_path: Path) -> N
         cli.run(["quantize", str(source), str(made)])
     with pytest.raises(ArmdError, match="float32"):
         cli.run(["quantize", str(made), str(tmp_path / "again")])
+    (samples := tmp_path / "samples.txt").write_text("some text")
+    for words in (
+        ["convert", str(made), str(tmp_path / "back"), "--to", "llama"],
+        ["eval", "samples", str(samples), "--judge", str(made)],
+    ):
+        with pytest.raises(ArmdError, match="is quantized"):
+            cli.run(words)
     with pytest.raises(ArmdError, match="fewer than"):
         (tmp_path / "short.txt").write_text("short")
         short = str(tmp_path / "short.txt")

@@ -52,6 +52,17 @@ def test_a_seed_gives_the_text_of_generate(server, client) -> None:
         )
 
 
+def test_null_is_what_was_not_said(client) -> None:
+    said = dict.fromkeys(("temperature", "top_p", "max_tokens", "n", "stop", "logprobs"))
+    more = dict.fromkeys(("repetition_penalty", "streams", "order", "min_p", "top_k"))
+    asked = {"model": "tiny", "prompt": "Once", "seed": 1}
+    texts = {
+        client.completions.create(**asked, **some).choices[0].text
+        for some in ({}, {**said, "extra_body": more})
+    }
+    assert len(texts) == 1
+
+
 def test_one_generator_for_all_rows_is_the_same_generator(server, client) -> None:
     """As a user would write it: one seed, the prompt once for each text."""
     answer = client.completions.create(

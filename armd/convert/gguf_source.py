@@ -67,6 +67,8 @@ def open_gguf(file: Path) -> Source:
         raise ArmdError(
             f"{file} is cut off or no GGUF file ({reason}); download it again"
         ) from None
+    if reader.byte_order == "S":
+        raise ArmdError(f"{file} is for machines of the other byte order; get a little-endian one")
     try:
         facts = facts_of(file, fields, tensors, frequencies[0] if frequencies else None)
     except WRONG_KINDS as error:

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ..errors import ArmdError
-from ..pretrained import check_saved, model_folder, saved_kind
+from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
 from ..runtime.atomic_files import identity, new_folder, refuse_link, write_sums
 from ..runtime.weight_files import weight_files
 from .layout import Piece, apart, layout
@@ -55,6 +55,8 @@ def open_ours(run: str) -> Ours:
     if kind != "armd":
         raise ArmdError(f"{run} is a checkpoint of '{kind}', not of armd; name an armd folder")
     check_saved(folder)
+    if is_quantized(folder):
+        raise ArmdError(f"{run} is quantized; convert the model that it was made of")
     config = ArmdConfig.from_pretrained(folder)
     if config.query not in ("neighbor", "shift"):
         raise ArmdError(

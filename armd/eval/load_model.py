@@ -157,6 +157,8 @@ def causal_lm(name: str, dtype: torch.dtype) -> Any:
     options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
     if Path(name).is_dir():
         check_weight_files(Path(name))
+        if is_quantized(Path(name)):
+            raise ArmdError(f"{name} is quantized; use the model that it was made of")
     if not Path(name).exists():
         try:
             return AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)

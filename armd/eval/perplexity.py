@@ -201,6 +201,8 @@ def perplexity(
             speed = rate(tokens, time.perf_counter() - start)
             report(windows, f"{windows:,} windows, {tokens:,} tokens, {speed}")
     sums = together(sums, ranks)
+    if not tally.text_bytes and scoring.limit is None:
+        raise ArmdError(f"{corpus.name} ({corpus.source}) holds no text; name another file")
     if not sums.counted:
         raise ArmdError(
             f"{corpus.name} ({corpus.source}) has {tally.tokens} tokens, fewer than a window of "

@@ -131,6 +131,9 @@ class FastLM(ArmdLM):
         """Their format."""
         return "q4" if self.kept else cast(SkinnyLinear, self.head).weights
 
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        raise ArmdError("packed weights are not saved so; save the plain model, or: armd quantize")
+
     def address(self) -> NetworkWeights:
         """Where forward.c finds it."""
         layers = [cast(FastLayer, layer) for layer in self.layers]

@@ -1,8 +1,8 @@
 """What requests and answers hold: the fields, their limits and what they mean."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _readable(text: str) -> str:
@@ -22,6 +22,9 @@ Tokens = Annotated[list[Token], Field(max_length=65536, fail_fast=True)]
 """fail_fast: of a list of wrong entries the first is named; a list of all would take seconds."""
 OrderName = Literal["left_to_right", "strided", "random"]
 Streams = Annotated[int, Field(ge=1, le=1024)]
+Number = TypeVar("Number", int, float)
+OrOne = Annotated[Number, BeforeValidator(lambda value: 1 if value is None else value)]
+"""OpenAI's clients send null where nothing was said."""
 
 
 class Body(BaseModel):
@@ -33,12 +36,14 @@ class Body(BaseModel):
 class Choosing(Body):
     """How tokens are chosen, and in which order."""
 
-    temperature: float = Field(1.0, ge=0, le=100, description="0 takes the most probable token.")
+    temperature: OrOne[float] = Field(
+        1.0, ge=0, le=100, description="0 takes the most probable token."
+    )
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=2**31)
     min_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    streams: Streams = Field(1, description="Tokens drawn in one call of the model.")
+    repetition_penalty: OrOne[float] = Field(1.0, ge=0.01, le=100)
+    streams: OrOne[Streams] = Field(1, description="Tokens drawn in one call of the model.")
     order: OrderName | Tokens | None = Field(
         None,
         description="Of the new tokens: strided runs (left to right for one stream), random, or "

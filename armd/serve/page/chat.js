@@ -24,6 +24,7 @@ export class Chat {
   }
 
   clear() {
+    this.running?.abort();
     this.messages = [];
     find("chat-log").replaceChildren();
   }
@@ -32,23 +33,26 @@ export class Chat {
   async send() {
     const content = find("chat-box").value.trim();
     if (!content) return;
-    const controller = this.begin();
-    this.messages.push({ role: "user", content });
+    const controller = this.begin(); // an answer that is coming ends where it is
+    this.running = controller;
+    const reply = { role: "assistant", content: "" };
+    const messages = [...this.messages, { role: "user", content }];
+    this.messages = [...messages, reply]; // in its place, whatever is sent or cleared meanwhile
     this.#show("user", content);
     find("chat-box").value = "";
     this.#ready();
     const shown = this.#show("assistant", "");
-    const body = { messages: this.messages, ...this.options(), stream: true };
+    const body = { messages, ...this.options(), stream: true };
     let error = null;
     try {
       for await (const chunk of events("v1/chat/completions", body, controller)) {
         shown.append(chunk.choices[0]?.delta.content ?? "");
+        reply.content = shown.textContent;
         find("chat-log").scrollTop = find("chat-log").scrollHeight;
       }
     } catch (failure) {
       error = failure;
     }
-    this.messages.push({ role: "assistant", content: shown.textContent });
     this.finish(controller, error);
     find("said").textContent = shown.textContent;
   }
