@@ -241,6 +241,9 @@ def test_bad_data_and_bases(base: Path, samples: Path, tmp_path: Path) -> None:
     other.write_bytes(json.dumps({"ids": [1, 2]}).encode() + b'\n{"ids": "\xe9"}\n')
     with pytest.raises(ArmdError, match="line 2 is no sample"):
         recipe_of(job(base, other, tmp_path / "run"))
+    (tmp_path / "one.txt").write_text("one document, none to hold out")
+    with pytest.raises(ArmdError, match="options of armd prepare"):
+        recipe_of(job(base, tmp_path / "one.txt", tmp_path / "run"))
     with pytest.raises(ArmdError, match=r"^--steps 0"):
         recipe_of(job(base, samples, tmp_path / "run", steps=0, full=True))
     with pytest.raises(ArmdError, match="no data"):

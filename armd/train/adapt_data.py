@@ -38,7 +38,15 @@ def dataset_for(data: str, base: Path, out: Path) -> Path:
         return from_samples(path, base, folder)
     # of one file, some paragraphs can be held out; of many, whole files
     cut = "blank" if path.is_file() and ".txt" in path.suffixes else "file"
-    prepare(Preparation(data, tokenizer=str(base), out=folder, documents=cut, workers=1))
+    try:
+        prepare(Preparation(data, tokenizer=str(base), out=folder, documents=cut, workers=1))
+    except ArmdError as error:
+        if " --" not in str(error):
+            raise
+        raise ArmdError(
+            f"{error} (options of armd prepare: make a dataset with it, with --tokenizer {base}, "
+            "and give its folder as --data)"
+        ) from None
     return folder
 
 
