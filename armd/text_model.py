@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import exp
 from pathlib import Path
@@ -40,10 +40,22 @@ class TextModel:
 
     folder: Path
     model: ArmdLM
-    """As it was saved."""
-    fast: ArmdLM
-    """Packed for decoding where that is to be had, and checked against the model."""
+    """As it was saved; it may be trained on."""
     tokenizer: TextTokenizer
+    weights: str = "fp32"
+    _packed: dict[str, tuple[int, ArmdLM]] = field(default_factory=dict, repr=False)
+
+    @property
+    def fast(self) -> ArmdLM:
+        """The model packed for decoding, where that is to be had, and checked against it; packed
+        anew if its weights were changed."""
+        from .checked_pack import pack_checked
+
+        version, found = self._packed.get("fast", (-1, None))
+        if found is None or version != changes_of(self.model):
+            found = pack_checked(self.model, self.weights)
+            self._packed["fast"] = (changes_of(self.model), found)
+        return found
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -128,7 +140,6 @@ class TextModel:
 def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> TextModel:
     """The model of a training run, of a save_pretrained folder, or of a word such as "smollm2",
     with its tokenizer. `weights`: fp32, int8 (decoding reads less) or plain."""
-    from .checked_pack import pack_checked
     from .model.modeling_armd import ArmdLM
     from .pretrained import load_model, load_tokenizer, model_folder
 
@@ -136,7 +147,14 @@ def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> Tex
     if not isinstance(model, ArmdLM):
         raise ArmdError(f"{path} is a diffusion model; use armd generate {path}")
     tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
-    return TextModel(model_folder(path), model, pack_checked(model, weights), tokenizer)
+    made = TextModel(model_folder(path), model, tokenizer, weights)
+    _ = made.fast  # packed now: the first text need not wait, nor fail
+    return made
+
+
+def changes_of(model: ArmdLM) -> int:
+    """How often the weights were changed in place, as by an optimizer."""
+    return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
 
 
 def _generator(seed: int | None) -> Any:

@@ -142,6 +142,10 @@ def test_a_model_in_training_goes_back_to_training() -> None:
         ({"length": 8, "prompt": [[7]]}, "vocabulary of 7"),
         ({"length": 8, "prompt": [[-1]]}, "vocabulary of 7"),
         ({"length": 8, "prompt": [1, 2]}, "one row a text"),
+        ({"length": 8, "prompt": [["a"]]}, "one row a text"),
+        ({"length": 8, "prompt": "abc"}, r"armd.load\(MODEL\)"),
+        ({"length": 2.5}, "no room"),
+        ({"length": 8, "generator": 5}, "manual_seed"),
         ({"length": 8, "temperature": 0.0, "top_p": 0.9}, "temperature 0"),
         ({"length": 8, "prompt": [[1], [2]], "generator": generators(1)}, "one for each"),
         ({"length": 8, "streams": 2, "order": armd.order.random(8)}, "either order or streams"),
@@ -179,5 +183,5 @@ def test_half_precision_writes_on_a_cpu() -> None:
 
 def test_a_template_is_read_in_one_go() -> None:
     # from each of so many spaces anew, this would take hours
-    assert parts(" " * 300_000 + "x  __y ____") == [" " * 300_000 + "x", "y", ""]
+    assert parts(" " * 300_000 + "x  __y ____") == [" " * 300_000 + "x ", "y", ""]
     assert parts(" __ ") == ["", " "]

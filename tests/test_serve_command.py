@@ -1,10 +1,12 @@
 """`armd serve` says when it is ready and where, and a signal ends it with what it has."""
 
+import contextlib
 import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -179,3 +181,34 @@ def test_a_large_model_has_all_threads_and_a_small_one_a_thread(monkeypatch) -> 
     assert slots.threads_for(model) == 1
     monkeypatch.setattr(slots, "IN_A_CORE", 1000)
     assert slots.threads_for(model) == 6
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "a pipe that nobody reads"])
+def test_the_line_that_it_is_ready_may_be_lost(folder: str, where: str) -> None:
+    """A full disk under the log, or a reader that has left: clients are served."""
+    if where == "/dev/full" and not Path(where).exists():
+        pytest.skip("no /dev/full here")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if where == "/dev/full":
+        out = os.open(where, os.O_WRONLY)
+    else:
+        reads, out = os.pipe()
+        os.close(reads)
+    words = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", str(port)]
+    words += ["--threads", "1", "--grace", "0"]
+    server = subprocess.Popen(words, stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(out)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and server.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60).close()
+                break
+            time.sleep(0.1)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE) == 0
+        assert server.stderr is not None and server.stderr.read() == ""
+    finally:
+        server.kill()

@@ -77,3 +77,28 @@ assert cache_folder().is_dir()
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("query", ["neighbor", "prefix"])
+def test_a_model_that_was_trained_on_writes_with_all_of_its_new_weights(
+    tmp_path: Path, query: str
+) -> None:
+    model = case_of("random", 5, 1, query=query, vocab_size=257).model
+    with_ends(byte_tokenizer(), rows=False).save(tmp_path / "export")
+    model.save_pretrained(tmp_path / "export")
+    loaded = armd.load(tmp_path)
+    before, ids = loaded.fast, torch.tensor([list(b"order")])
+    assert loaded.fast is before
+    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=0.1)
+    loaded.model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    greedy = {"length": 5, "prompt": [[111]], "temperature": 0.0}
+    for fast, same in ((loaded.fast, True), (before, False)):
+        logp = [
+            float(step.logp[0, 0])
+            for step in armd.stream(fast, **greedy)
+            if bool((step.position >= 1).all())
+        ]
+        text = armd.generate(loaded.model, **greedy)
+        exact = armd.log_likelihood(loaded.model, text, armd.order.left_to_right(5))[0, 1:]
+        assert torch.allclose(torch.tensor(logp), exact, atol=1e-3) == same

@@ -81,7 +81,7 @@ def from_prompts(
     """Each prompt `count` times, to be continued up to `length` tokens."""
     requests = []
     for number, prompt in enumerate(prompts):
-        given = encode(prompt) if prompt else []
+        given = encode(prompt)
         if len(given) >= max_length:
             raise ArmdError(
                 f"prompt {number + 1} has {len(given)} tokens, and the model takes {max_length} "

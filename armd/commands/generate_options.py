@@ -199,6 +199,8 @@ def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Reques
     chat = ChatTemplate(model_folder(job.model)) if job.chat else None
 
     def encode(text: str) -> list[int]:
+        if not text and chat is None:
+            return []
         if chat is not None:
             text = chat.text([{"role": "user", "content": text}])
         return tokenizer.backend.encode(text, add_special_tokens=False).ids

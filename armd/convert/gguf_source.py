@@ -69,10 +69,7 @@ def open_gguf(file: Path) -> Source:
         ) from None
     if reader.byte_order == "S":
         raise ArmdError(f"{file} is for machines of the other byte order; get a little-endian one")
-    try:
-        facts = facts_of(file, fields, tensors, frequencies[0] if frequencies else None)
-    except WRONG_KINDS as error:
-        raise ArmdError(f"{file} is damaged ({error!r}); download it again") from None
+    facts = checked_facts(file, fields, tensors, frequencies[0] if frequencies else None)
     shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in tensors.items()}
 
     def read(name: str) -> Tensor:
@@ -142,6 +139,16 @@ def their_name(name: str) -> str:
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in INNER:
         return f"model.layers.{parts[1]}.{INNER[parts[2]]}.{parts[3]}"
     return name
+
+
+def checked_facts(file: Path, *rest: Any) -> dict[str, Any]:
+    """As facts_of, of a file that anybody may have made."""
+    try:
+        return facts_of(file, *rest)
+    except ArmdError:
+        raise
+    except WRONG_KINDS as error:
+        raise ArmdError(f"{file} is damaged ({error!r}); download it again") from None
 
 
 def facts_of(

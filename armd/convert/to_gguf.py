@@ -84,6 +84,8 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
     add_facts(writer, ours, getattr(gguf.LlamaFileType, KINDS[kind]))
     try:
         add_tokenizer(writer, ours)
+    except ArmdError:
+        raise
     except WRONG_KINDS as error:
         raise ArmdError(
             f"the tokenizer.json in {ours.folder} is damaged ({error!r}); copy it again"

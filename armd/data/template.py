@@ -75,6 +75,8 @@ def fill_in(
         lengths = torch.randint(1, LONGEST + 1, (blanks,), generator=generator).tolist()
     elif len(lengths) == 1:
         lengths = [*lengths] * blanks
+    if not all(type(length) is int and 0 < length <= MOST for length in lengths):
+        raise ArmdError(f"blank lengths {list(lengths)} must be whole numbers of tokens, above 0")
     if len(lengths) != blanks:
         raise ArmdError(
             f"{len(lengths)} blank lengths do not fit {blanks} blanks; give one for all, or "

@@ -3,6 +3,7 @@ All end as one kind: a fast tokenizer folder that AutoTokenizer reads."""
 
 import difflib
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -143,7 +144,8 @@ def with_short_words(texts: Iterable[str]) -> Iterator[str]:
 
 def from_folder(folder: Path) -> TextTokenizer:
     """A saved tokenizer, or the bare vocabulary files of GPT-2 or BERT."""
-    if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
+    ours = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    if any((folder / name).exists() for name in ours):
         return from_transformers(str(folder))
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         if (folder / vocabulary).exists() and (folder / merges).exists():
@@ -195,11 +197,22 @@ def from_hub(name: str) -> TextTokenizer:
     return from_transformers(name)
 
 
+def check_sentencepiece(folder: Path) -> None:
+    """Raise if the tokenizer is in sentencepiece's own form alone and nothing here reads it."""
+    own = (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists()
+    if own and importlib.util.find_spec("sentencepiece") is None:
+        raise ArmdError(
+            f"{folder} has a tokenizer.model alone; pip install sentencepiece protobuf, which read "
+            "it, or put the tokenizer.json of the same model there"
+        )
+
+
 def from_transformers(name: str, **options: bool) -> TextTokenizer:
     from transformers import AutoTokenizer
 
     if os.path.isdir(name):
         check_tokenizer_files(Path(name))
+        check_sentencepiece(Path(name))
     try:
         loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the readers raise many kinds

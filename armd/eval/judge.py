@@ -155,10 +155,11 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
         raise ArmdError(f"cannot read {file} as a model: {reason}") from None
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
     found = with_ends(TextTokenizer(loaded.backend_tokenizer, special), rows=False)
-    asked = fast_reader(str(file)).fields.get(
-        "tokenizer.ggml.add_bos_token"
-    )  # lost on the way from there
-    return model, found, (found.bos,) if asked is not None and asked.contents() else ()
+    fields = fast_reader(str(file)).fields  # what follows is lost on the way from there
+    asked, kind = (fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "model"))
+    # early files do not say; llama.cpp then puts a BOS before the text of Llama's kind
+    starts = asked.contents() if asked else kind is not None and kind.contents() == "llama"
+    return model, found, (found.bos,) if starts else ()
 
 
 @contextmanager

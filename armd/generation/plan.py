@@ -20,6 +20,7 @@ from ..model.modeling_armd import ArmdLM
 from ..model.neighbor import needs_extra_row
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
+from ..runtime.token_rows import token_rows
 
 
 class PrefillLimits(NamedTuple):
@@ -147,12 +148,9 @@ def from_prompts(
     order: Order | None = None,
 ) -> list[DecodePlan]:
     """Prompts, of one or of many lengths, each to be continued up to `length` tokens."""
-    rows = [torch.as_tensor(row) for row in prompt] if prompt is not None else []
-    if any(row.dim() != 1 or (len(row) and row.is_floating_point()) for row in rows):
-        raise ArmdError("a prompt is (batch, k) token ids, one row a text; write [ids] for one")
-    given = [row.long().tolist() for row in rows] or [[]]
+    given = token_rows(prompt) or [[]]
     longest = max(map(len, given))
-    if length < 1 or longest >= length:
+    if not isinstance(length, int) or length < 1 or longest >= length:
         raise ArmdError(
             f"length {length} leaves no room after a prompt of {longest}; raise length or cut the "
             "prompt"

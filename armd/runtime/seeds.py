@@ -39,6 +39,8 @@ def generators_per_row(
     if generator is None or isinstance(generator, torch.Generator):
         seeds = torch.randint(2**62, (batch,), generator=generator).tolist()
         return [torch.Generator().manual_seed(seed) for seed in seeds]
+    if not isinstance(generator, Sequence):
+        raise ArmdError("a generator is a torch.Generator().manual_seed(SEED), or one for each row")
     if len(generator) != batch:
         raise ArmdError(f"{len(generator)} generators do not fit {batch} rows; give one for each")
     return list(generator)

@@ -25,6 +25,13 @@ def mend_streams() -> None:
         sys.stdout.reconfigure(errors="replace")  # what was computed is shown, as far as it can be
 
 
+def to_nowhere(number: int) -> None:
+    """What is printed to this stream from now on, and what it still holds, is lost."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
 def widen() -> None:
     if shutil.get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)

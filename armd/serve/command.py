@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.standard_streams import to_nowhere
 
 if TYPE_CHECKING:
     from .service import Service
@@ -266,8 +267,8 @@ def say(job: Serving, service: Service, port: int, bound: str) -> None:
             file=sys.stderr,
         )
     host = f"[{job.host}]" if ":" in job.host else job.host
-    print(
-        f"{service.name} is ready at http://{host}:{port} ({service.limits.slots} slots, "
-        f"{job.weights} weights)",
-        flush=True,
-    )
+    ready = f"{service.name} is ready at http://{host}:{port}"
+    try:
+        print(f"{ready} ({service.limits.slots} slots, {job.weights} weights)", flush=True)
+    except OSError:  # a full disk, or a reader that has left: clients need neither
+        to_nowhere(1)

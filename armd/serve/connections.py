@@ -49,6 +49,9 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.write(FULL)
             transport.close()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn's names a remedy that is none, and anybody could fill the log with it."""
+
     @property
     def useful(self) -> bool:
         """Whether a request came whole, and its answer is being made and read."""

@@ -89,8 +89,8 @@ class Checkpoints:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             fix = "free some space" if full else "mend that"
             raise ArmdError(
-                f"cannot write a checkpoint to {self.folder} ({error.strerror}); {kept}; "
-                f"{fix} and give the same command again"
+                f"cannot write a checkpoint or its export in {self.folder.parent} "
+                f"({error.strerror}); {kept}; {fix} and give the same command again"
             ) from error
         if error is not None:
             raise error

@@ -18,7 +18,7 @@ from ..errors import ArmdError
 from ..model.order import Order
 from ..model.shapes import Int, Tensor
 from ..model.strict_model import load_weights
-from ..pretrained import model_folder
+from ..pretrained import is_quantized, model_folder
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
 from .curriculum import Stage, orders_of, stage
@@ -121,7 +121,9 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
     kind = model_class(recipe.model)
     model = kind(recipe.config(vocab_size))
     if recipe.start and not recipe.start_step:
-        given = kind.from_pretrained(model_folder(recipe.start)).state_dict()
+        if is_quantized(folder := model_folder(recipe.start)):
+            raise ArmdError(f"{recipe.start} is quantized; start with the model it was made of")
+        given = kind.from_pretrained(folder).state_dict()
         try:
             load_weights(model, given, recipe.start)
         except RuntimeError:

@@ -20,7 +20,8 @@ export function restore() {
   for (const id of FIELDS) {
     if (said.has(id)) find(id).value = said.get(id);
   }
-  const lengths = (said.get("blanks") ?? "").split(" ").map(Number).filter((n) => n >= 1 && n <= MOST);
+  const possible = (n) => Number.isInteger(n) && n >= 1 && n <= MOST;
+  const lengths = (said.get("blanks") ?? "").split(" ").map(Number).filter(possible);
   const after = Math.min(MOST, Math.max(0, Number(said.get("length")) || 0));
   return { text: said.get("text"), lengths, after };
 }

@@ -1,0 +1,27 @@
+"""Are these the token ids of texts? They are looked at before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import ArmdError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def token_rows(prompt: torch.Tensor | Sequence[Sequence[int]] | None) -> list[list[int]]:
+    """Prompts as lists, one a text."""
+    import torch
+
+    wrong = ArmdError("a prompt is (batch, k) token ids, one row a text; write [ids] for one")
+    if isinstance(prompt, str):
+        raise ArmdError("a prompt is token ids; for text: armd.load(MODEL).write(TEXT)")
+    try:
+        rows = [torch.as_tensor(row) for row in (() if prompt is None else prompt)]
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong from None
+    if any(row.dim() != 1 or (len(row) and row.is_floating_point()) for row in rows):
+        raise wrong
+    return [row.long().tolist() for row in rows]
