@@ -12,7 +12,7 @@ import torch
 
 from .generation.api import stream
 from .model import order as orders
-from .model.likelihood import log_likelihood
+from .model.likelihood import log_likelihood, without_dropout
 from .model.modeling_armd import ArmdLM
 from .native.linear import BITS
 from .native.packed import FastLM, pack, with_cache
@@ -80,7 +80,9 @@ def largest_difference(packed: ArmdLM, scored_by: ArmdLM) -> float:
     ):
         tokens.scatter_(1, step.position, step.token)
         decoded.scatter_(1, step.position, step.logp)
-    scored = in_natural_order(log_likelihood(scored_by, tokens[:, :-1], order).double(), order)
+    with without_dropout(scored_by):
+        scored = log_likelihood(scored_by, tokens[:, :-1], order).double()
+    scored = in_natural_order(scored, order)
     difference = (decoded[:, :-1] - scored)[:, ~known] / scored[:, ~known].abs().clamp(min=1)
     return float(difference.abs().nan_to_num(nan=0.0).max())
 

@@ -124,14 +124,14 @@ class TextModel:
         armd.order.named: strided (streams), random, shuffled (rho), masking (steps)."""
         import torch
 
-        from .model.likelihood import log_likelihood
+        from .model.likelihood import log_likelihood, without_dropout
         from .model.order import named
 
         tokens = self.encode(text)
         if not tokens:
             raise ArmdError("there is nothing to score; give at least one token of text")
         chosen = named(order, len(tokens), **options)
-        with torch.no_grad():
+        with torch.no_grad(), without_dropout(self.model):
             ids = torch.tensor([tokens], device=self.model.device)
             logp = log_likelihood(self.model, ids, chosen)[0].double().cpu()
         return Score(tokens, logp[chosen.inverse()].tolist())

@@ -70,3 +70,17 @@ def test_a_process_that_ended_meanwhile_is_started_again(chat: ChatTemplate) -> 
         chat.renderer.process.kill()
         chat.renderer.process.wait()
         assert chat.text(MESSAGES) == whole
+
+
+def test_one_that_could_not_be_started_is_started_the_next_time(
+    chat: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = chat.text(MESSAGES)
+    chat.renderer.process.kill()
+    chat.renderer.process.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("subprocess.Popen", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "")))
+        for _ in range(2):
+            with pytest.raises(OSError):
+                chat.text(MESSAGES)
+    assert chat.text(MESSAGES) == whole

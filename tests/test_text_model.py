@@ -102,3 +102,17 @@ def test_a_model_that_was_trained_on_writes_with_all_of_its_new_weights(
         text = armd.generate(loaded.model, **greedy)
         exact = armd.log_likelihood(loaded.model, text, armd.order.left_to_right(5))[0, 1:]
         assert torch.allclose(torch.tensor(logp), exact, atol=1e-3) == same
+
+
+def test_a_model_in_training_is_scored_and_packed_without_dropout(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 257, "d_model": 16, "n_layers": 2, "n_heads": 2, "max_length": 64}
+    model = armd.ArmdLM(armd.ArmdConfig(**sizes, dropout=0.5))
+    with_ends(byte_tokenizer(), rows=False).save(tmp_path / "export")
+    model.save_pretrained(tmp_path / "export")
+    loaded = armd.load(tmp_path)
+    kind, exact = type(loaded.fast), loaded.score("order").total
+    loaded.model.train()
+    assert loaded.score("order").total == exact and loaded.model.training
+    with torch.no_grad():
+        loaded.model.bos.mul_(1.5)
+    assert type(loaded.fast) is kind and loaded.model.training

@@ -106,7 +106,7 @@ class Renderer:
         assert pipes.stdin is not None and pipes.stdout is not None
         try:
             print(line, file=pipes.stdin, flush=True)
-        except OSError:  # it is not there any more
+        except (OSError, ValueError):  # it is not there any more, or could not be started
             return False, ""
         return True, pipes.stdout.readline()
 

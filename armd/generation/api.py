@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import ArmdError
+from ..model.likelihood import without_dropout
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.sampling import Sampling
@@ -110,18 +111,14 @@ def make_sequences(
 def decode(model: ArmdLM, sequences: list[Sequence]) -> Iterator[int]:
     """The loop itself: take all sequences a step further until they are done. Yields the number of
     each step after it was taken."""
-    training, index = model.training, 0
-    model.eval()
-    try:
-        decoder = Decoder(model)
+    with without_dropout(model):
+        decoder, index = Decoder(model), 0
         while active := [sequence for sequence in sequences if not sequence.done]:
             for result in decoder.step(active):
                 if isinstance(result, Exception):
                     raise result
             yield index
             index += 1
-    finally:
-        model.train(training)
 
 
 def _batched(sequences: list[Sequence], index: int, device: torch.device) -> StepOutput:

@@ -42,4 +42,6 @@ class TemplateQueue:
         except ArmdError:
             if not self.closed:
                 raise
+        except OSError:  # no process can be started now, as for want of memory
+            raise QueueFull(math.ceil(SECONDS)) from None
         raise ShuttingDown("the server is shutting down")
