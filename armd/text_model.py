@@ -141,9 +141,9 @@ def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> Tex
     """The model of a training run, of a save_pretrained folder, or of a word such as "smollm2",
     with its tokenizer. `weights`: fp32, int8 (decoding reads less) or plain."""
     from .model.modeling_armd import ArmdLM
-    from .pretrained import load_model, load_tokenizer, model_folder
+    from .pretrained import in_memory, load_model, load_tokenizer, model_folder
 
-    model = load_model(path, device=device)
+    model = in_memory(load_model(path, device=device))
     if not isinstance(model, ArmdLM):
         raise ArmdError(f"{path} is a diffusion model; use armd generate {path}")
     tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)

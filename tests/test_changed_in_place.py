@@ -1,6 +1,8 @@
 """Law: who writes into the files of a model that was loaded, such as by cp of another one over it,
-changes no text and no figure, and ends no process."""
+changes no text and no figure, and ends no process; and weights are said to be those that they are,
+though a run exchanges its export meanwhile."""
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,20 @@ torch = pytest.importorskip("torch")
 
 import armd  # noqa: E402
 from armd.commands.generate_options import Writing, opened  # noqa: E402
-from armd.eval.load_model import load  # noqa: E402
+from armd.eval.load_model import fingerprint, load  # noqa: E402
+from armd.pretrained import weights_digest  # noqa: E402
+from armd.runtime.atomic_files import put_folder  # noqa: E402
 from armd.runtime.seeds import seeded  # noqa: E402
+
+LOADED = "armd.eval.load_model"
 
 
 def written(folder: Path, weights: str) -> Any:
     return opened(Writing(str(folder), weights=weights))[0]
+
+
+def loaded_text(folder: Path, weights: str) -> Any:
+    return armd.load(folder, weights=weights).model
 
 
 def scored(folder: Path, precision: str) -> Any:
@@ -26,7 +36,10 @@ def scored(folder: Path, precision: str) -> Any:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux shows what is mapped")
 @pytest.mark.parametrize(
     ("opening", "how"),
-    [(written, "fp32"), (written, "plain"), (written, "q8"), (scored, "float32"), (scored, "q8")],
+    [
+        *((written, "fp32"), (written, "plain"), (written, "q8"), (loaded_text, "fp32")),
+        *((loaded_text, "plain"), (scored, "float32"), (scored, "q8")),
+    ],
 )
 def test_nothing_stays_in_the_files(saved: Path, tmp_path: Path, opening: Any, how: str) -> None:
     copy = shutil.copytree(saved, tmp_path / "model")
@@ -36,3 +49,38 @@ def test_nothing_stays_in_the_files(saved: Path, tmp_path: Path, opening: Any, h
         file.write_bytes(b"")  # the same file, cut
     assert str(copy) not in Path("/proc/self/maps").read_text()
     assert torch.equal(armd.generate(model, length=4, generator=seeded(0)), drawn)
+
+
+def exchanging(patch: pytest.MonkeyPatch, where: str, run: Path, other: Path) -> None:
+    """Another export comes, as from a run that trains, just before that function is called."""
+    module, name = where.rsplit(".", 1)
+    function = getattr(importlib.import_module(module), name)
+
+    def after(folder: Any) -> Any:
+        if other.exists():
+            put_folder(other, run / "export")
+        return function(folder)
+
+    patch.setattr(where, after)
+
+
+@pytest.mark.parametrize("where", ["armd.pretrained.weights_digest", LOADED + ".fingerprint"])
+def test_weights_are_not_called_those_of_another_export(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(saved, run / "export")
+    model = armd.ArmdLM.from_pretrained(saved)
+    model.bos.data += 1
+    shutil.copytree(saved, other)
+    model.save_pretrained(other)
+    with monkeypatch.context() as patch:
+        exchanging(patch, where, run, other)
+        if where.startswith(LOADED):
+            loaded = load(str(run))
+            found, named = loaded.model, loaded.fingerprint
+        else:
+            found, _, named = opened(Writing(str(run)))
+    assert not other.exists() and torch.equal(found.bos, model.bos)
+    now = fingerprint(run / "export") if where.startswith(LOADED) else weights_digest(run)
+    assert named == now

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 from ..runtime.progress import progress, rate
 from .generate_inputs import Request, batches, plans_of
@@ -48,7 +49,7 @@ def generate(job: Writing) -> dict[str, Any]:
 
     check(job)
     sampling = sampling_of(job)
-    model, tokenizer = opened(job)
+    model, tokenizer, digest = opened(job)
     requests = requested(job, model, tokenizer)
     # bad orders and stream numbers are found before anything is written
     plans_of(requests[:1], order=job.order, streams=job.streams, seed=job.seed)
@@ -57,7 +58,9 @@ def generate(job: Writing) -> dict[str, Any]:
         sampling = ranks.from_first(
             matched(job, model, tokenizer, sampling, requests) if ranks.first else None
         )
-        figures = write_all(job, model, tokenizer, sampling, requests, ranks)
+        if ranks.from_first(digest) != digest:
+            raise ArmdError(f"{job.model} was replaced while it was loaded; give the command again")
+        figures = write_all(job, model, tokenizer, sampling, requests, ranks, digest)
     if ranks.first:
         report(job, figures)
     return figures
@@ -191,12 +194,14 @@ def write_all(
     sampling: Sampling,
     requests: list[Request],
     ranks: ProcessGroup,
+    digest: str,
 ) -> dict[str, Any]:
     """Every request, shared over the processes; the figures, complete in the first of them."""
     from ..eval.entropy import mean_entropy
     from .generate_outputs import Records
 
-    settings = settings_of(job, model, sampling, max(len(request.tokens) for request in requests))
+    length = max(len(request.tokens) for request in requests)
+    settings = settings_of(job, model, sampling, length, digest)
     write_some = partial(write, job, model, tokenizer, sampling)
     mine, start = ranks.share(requests), time.perf_counter()
     calls, tokens, busy = 0, 0, 0.0
@@ -230,16 +235,17 @@ def write_all(
     }
 
 
-def settings_of(job: Writing, model: ArmdLM, sampling: Sampling, length: int) -> dict[str, Any]:
+def settings_of(
+    job: Writing, model: ArmdLM, sampling: Sampling, length: int, digest: str
+) -> dict[str, Any]:
     """The settings that made a sample, to be kept beside it."""
-    from ..pretrained import weights_digest
     from .generate_outputs import DIGEST
 
     more = {"candidates": job.candidates} if job.candidates > 1 else {}
     more |= {"cache": job.cache} if job.cache != "fp32" else {}
     return {
         "model": job.model,
-        DIGEST: weights_digest(job.model),
+        DIGEST: digest,
         "length": length,
         "streams": job.streams,
         **more,

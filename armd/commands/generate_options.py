@@ -148,20 +148,25 @@ def check(job: Writing) -> None:
             raise ArmdError(f"{file} is a folder; name a file to write to")
 
 
-def opened(job: Writing) -> tuple[Any, TextTokenizer]:
-    """The model (an ArmdLM, or a Baseline), with the weights asked for, and its tokenizer."""
+def opened(job: Writing) -> tuple[Any, TextTokenizer, str]:
+    """The model (an ArmdLM, or a Baseline), with the weights asked for, its tokenizer, and which
+    weights they are."""
     from ..checked_pack import pack_checked
-    from ..pretrained import in_memory, load_model, load_tokenizer
+    from ..pretrained import in_memory, load_model, load_tokenizer, model_folder, weights_digest
+    from ..runtime.atomic_files import unexchanged
     from ..runtime.threads import use_few_threads
 
-    model = load_model(job.model, device=job.device)
+    model, digest = unexchanged(
+        model_folder(job.model),
+        lambda: (load_model(job.model, device=job.device), weights_digest(job.model)),
+    )
     use_few_threads(model, job.threads)
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     diffuses = not knows_orders(name_of(model.config))
     check_diffusion(job, name_of(model.config) if diffuses else None)
     if diffuses:
-        return in_memory(model), tokenizer
-    return pack_checked(model, weights=job.weights, cache=job.cache), tokenizer
+        return in_memory(model), tokenizer, digest
+    return pack_checked(model, weights=job.weights, cache=job.cache), tokenizer, digest
 
 
 def check_diffusion(job: Writing, name: str | None) -> None:

@@ -50,7 +50,7 @@ def quantize(job: Quantization) -> None:
     from ..baselines import knows_orders
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
-    from ..pretrained import is_quantized, load_model, model_folder, saved_kind
+    from ..pretrained import is_quantized, in_memory, load_model, model_folder, saved_kind
     from ..runtime.atomic_files import SUMS, new_folder, refuse_link, write_sums
 
     if job.windows < 0:
@@ -59,7 +59,7 @@ def quantize(job: Quantization) -> None:
     if not knows_orders(saved_kind(folder)[1]) or is_quantized(folder):
         raise ArmdError(f"{folder} cannot be quantized; name a model of armd in float32")
     with new_folder(job.out) as aside:
-        model = load_model(folder)
+        model = in_memory(load_model(folder))
         packed, text, quality = pack(model, job.weights), windows_of(job, folder, model), {}
         if text is not None:
             quality = measure(model, packed, text)

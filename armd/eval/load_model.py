@@ -21,7 +21,7 @@ from ..pretrained import (
     model_folder,
     saved_kind,
 )
-from ..runtime.atomic_files import read_text
+from ..runtime.atomic_files import read_text, unexchanged
 from ..runtime.device import find_device
 from ..runtime.threads import use_few_threads
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 ROUNDED = ("int8", "q8", "q4")
 """Precisions of weights that are packed."""
+PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16"} | dict.fromkeys(ROUNDED, "float32")
+"""And the numbers that they are loaded in."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +101,28 @@ def load(
     precision: str = "float32",
 ) -> Loaded:
     """Our own model, a training run, or a causal LM of Hugging Face, with its tokenizer."""
-    import torch
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
-    kinds |= {"q8": torch.float32, "q4": torch.float32}
-    dtype = kinds.get(precision)
-    if dtype is None:
-        raise ArmdError(f"no precision '{precision}'; use {', '.join(kinds)}")
+    if precision not in PRECISIONS:
+        raise ArmdError(f"no precision '{precision}'; use {', '.join(PRECISIONS)}")
     # a path whose parent is here is a folder, mistyped perhaps, and no name of the hub
     beside = Path(name).parent.name != "" and Path(name).parent.is_dir()
     here = Path(name).exists() or is_named(name) or beside
     folder = model_folder(name) if here else None  # else a name of the hub
+
+    def read() -> Loaded:
+        return _read(name, folder, tokenizer=tokenizer, device=device, precision=precision)
+
+    return read() if folder is None else unexchanged(folder, read)
+
+
+def _read(
+    name: str, folder: Path | None, *, tokenizer: str | None, device: str | None, precision: str
+) -> Loaded:
+    """What a folder, or else a name of the hub, holds, and which weights they are."""
+    dtype = PRECISIONS[precision]
     kind, model_name = saved_kind(folder) if folder else ("hub", "")
     if folder is not None and kind in OURS:
         check_saved(folder)
@@ -149,7 +159,7 @@ def load(
     return fitting(loaded)
 
 
-def causal_lm(name: str, dtype: torch.dtype) -> Any:
+def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from ..data.hub import require_hub

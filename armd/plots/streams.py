@@ -61,7 +61,7 @@ def plot_streams(
         weights="plain",
     )
     sampling = sampling_of(job)
-    writer, tokenizer = opened(job)
+    writer, tokenizer, _ = opened(job)
     (text,), calls = write(job, writer, tokenizer, sampling, requested(job, writer, tokenizer))
 
     def decode(ids: list[int]) -> str:

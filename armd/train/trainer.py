@@ -19,6 +19,7 @@ from ..model.order import Order
 from ..model.shapes import Int, Tensor
 from ..model.strict_model import load_weights
 from ..pretrained import is_quantized, model_folder
+from ..runtime.atomic_files import unexchanged
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
 from .curriculum import Stage, orders_of, stage
@@ -123,7 +124,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
     if recipe.start and not recipe.start_step:
         if is_quantized(folder := model_folder(recipe.start)):
             raise ArmdError(f"{recipe.start} is quantized; start with the model it was made of")
-        given = kind.from_pretrained(folder).state_dict()
+        given = unexchanged(folder, lambda: kind.from_pretrained(folder).state_dict())
         try:
             load_weights(model, given, recipe.start)
         except RuntimeError:
