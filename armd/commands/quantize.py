@@ -50,7 +50,7 @@ def quantize(job: Quantization) -> None:
     from ..baselines import knows_orders
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
-    from ..pretrained import is_quantized, in_memory, load_model, model_folder, saved_kind
+    from ..pretrained import in_memory, is_quantized, load_model, model_folder, saved_kind
     from ..runtime.atomic_files import SUMS, new_folder, refuse_link, write_sums
 
     if job.windows < 0:
