@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from armd.baselines import config_of, model_class
 from armd.errors import ArmdError
+from armd.eval import load_model
 from armd.eval.generate_samples import draw
 from armd.eval.judge import Judge, averages, load_judge
 from armd.eval.samples import eval_samples, read_samples
@@ -218,3 +219,48 @@ def test_offline_names_the_offline_judge(monkeypatch):
     assert "--judge smollm2" in str(said.value) and "\n" not in str(said.value)
     with pytest.raises(ArmdError, match=r"no file .*\.gguf"):
         load_judge("/no/such.gguf")
+
+
+def test_what_comes_in_the_place_of_the_samples_meanwhile_stays(
+    tmp_path: Path, monkeypatch, capsys, unchecked
+) -> None:
+    reader, model = saved(tiny_gpt2(), tmp_path / "judge"), saved(tiny_armd(), tmp_path / "model")
+    options = {"judge": reader, "count": 2, "length": 8, "device": "cpu"}
+    kept = tmp_path / "kept.jsonl"
+    load = load_model.load
+
+    def slow(*args, **more):
+        kept.write_text("mine")
+        with pytest.raises(ArmdError, match="another armd eval samples"):
+            eval_samples(model, save=kept, overwrite=True, **options)
+        return load(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("armd.eval.load_model.load", slow)
+        eval_samples(model, save=kept, **options)
+    assert kept.read_text() == "mine" and "kept.jsonl.1" in capsys.readouterr().err
+    assert len((tmp_path / "kept.jsonl.1").read_text().splitlines()) == 2
+    eval_samples(model, save=kept, overwrite=True, **options)
+    assert len(kept.read_text().splitlines()) == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_place_that_cannot_be_written_is_found_first_and_a_full_disk_leaves_the_figures(
+    tmp_path: Path, monkeypatch, capsys, unchecked
+) -> None:
+    reader, model = saved(tiny_gpt2(), tmp_path / "judge"), saved(tiny_armd(), tmp_path / "model")
+    options = {"judge": reader, "count": 2, "length": 8, "device": "cpu"}
+    (tmp_path / "file").write_text("x")
+    with monkeypatch.context() as patch:
+        patch.setattr("armd.eval.samples.load_judge", lambda *_, **__: pytest.fail("too late"))
+        for place in (tmp_path, tmp_path / "file" / "x.jsonl"):
+            with pytest.raises((ArmdError, OSError)):
+                eval_samples(model, save=place, overwrite=True, **options)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("armd.eval.sample_files.write_text", full)
+    with pytest.raises(ArmdError, match="the figures are whole"):
+        eval_samples(model, save=tmp_path / "new.jsonl", **options)
+    assert "perplexity" in capsys.readouterr().out and not (tmp_path / "new.jsonl").exists()

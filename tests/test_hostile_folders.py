@@ -171,6 +171,9 @@ def test_a_tokenizer_that_brings_code_is_refused_without_a_question(
     assert "auto_map" in said("generate", tmp_path / "m", "--length", 8)
 
 
+GONE: Any = object()
+
+
 def lie(data: Path, out: Path, **changes: Any) -> Path:
     """A copy of the dataset with another manifest, and no checksum of it."""
     shutil.copytree(data, out)
@@ -181,6 +184,8 @@ def lie(data: Path, out: Path, **changes: Any) -> Path:
         for name in path:
             table = table[int(name) if name.isdecimal() else name]
         table[last] = value
+        if value is GONE:
+            del table[last]
     (out / "manifest.json").write_text(json.dumps(manifest))
     (out / "sha256.json").unlink()
     return out
@@ -203,6 +208,7 @@ def lie(data: Path, out: Path, **changes: Any) -> Path:
         {"tokenizer__vocab_size": 10**9},
         {"tokenizer__eos": 10**6},
         {"rows": 0},
+        *({place: GONE} for place in ("rows", "tokenizer__pad", "tokenizer__name", "tokenizer")),
     ],
     ids=repr,
 )

@@ -54,9 +54,12 @@ def _wrong(manifest: dict[str, Any]) -> str | None:
     tokenizer, splits, rows = (manifest.get(k) for k in ("tokenizer", "splits", "rows"))
     if manifest.get("dtype") not in DTYPES:
         return f"dtype must be one of {', '.join(DTYPES)}"
-    if rows is not None and not _count(rows, 1):
+    if "rows" not in manifest or (rows is not None and not _count(rows, 1)):
         return "rows must be a number of tokens"
-    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("hash"), str):
+    named = isinstance(tokenizer, dict) and all(
+        isinstance(tokenizer.get(name), str) for name in ("hash", "name")
+    )
+    if not isinstance(tokenizer, dict) or not named or "pad" not in tokenizer:
         return "it describes no tokenizer"
     size, most = tokenizer.get("vocab_size"), 1 << (8 * DTYPES[manifest["dtype"]])
     if not isinstance(size, int) or not _count(size, 1) or size > most:

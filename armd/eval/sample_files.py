@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import is_device, write_text
+from ..runtime.lock import locked
 
 if TYPE_CHECKING:
     from .judge import Judge
@@ -78,14 +83,57 @@ def _is_token(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 31
 
 
-def save_samples(file: Path, samples: Samples) -> None:
+@contextmanager
+def place_for(file: Path | None, *, overwrite: bool) -> Iterator[Callable[[Samples], str]]:
+    """A function that saves samples in a file, which must be free now, or may be replaced, and is
+    this process's meanwhile. It says what went wrong, if anything did."""
+    if file is None:
+        yield lambda _: ""
+        return
+    if file.is_dir():
+        raise ArmdError(f"{file} is a folder; name a file for the samples")
+    if is_device(file):
+        yield partial(save_samples, file, overwrite=True)
+        return
+    if file.exists() and not overwrite:
+        raise ArmdError(f"{file} is there already; name another file, or use --overwrite")
     file.parent.mkdir(parents=True, exist_ok=True)
+    what = f"armd eval samples will write {file}"
+    with locked(file.with_name(f".{file.name}.lock"), what, "wait for it, or name another file"):
+        yield partial(save_samples, file, overwrite=overwrite)
+
+
+def save_samples(file: Path, samples: Samples, *, overwrite: bool) -> str:
+    """All of them or none: what was there stays until then. What came there meanwhile stays, too:
+    the samples go into a file beside it."""
     rows = samples.ids or [None] * len(samples.texts)
     lines = (
         json.dumps({"text": text, "ids": ids}, ensure_ascii=False) + "\n"
         for text, ids in zip(samples.texts, rows, strict=True)
     )
-    write_text(file, "".join(lines))  # all of them or none: what was there stays until then
+    free = file
+    try:
+        free = file if overwrite else claimed(file)
+        write_text(free, "".join(lines))
+    except OSError as error:
+        if not overwrite and free.is_file() and not free.stat().st_size:
+            free.unlink()
+        return f"{file} cannot be written ({error.strerror})"
+    if free != file:
+        print(f"armd: {file} was written meanwhile; the samples are in {free}", file=sys.stderr)
+    return ""
+
+
+def claimed(file: Path) -> Path:
+    """The file, made here and now, or the first free name after it."""
+    number, place = 0, file
+    while True:
+        try:
+            place.open("x").close()
+            return place
+        except FileExistsError:
+            number += 1
+            place = file.with_name(f"{file.name}.{number}")
 
 
 def heldout_samples(folder: Path, *, count: int, length: int, seed: int) -> Samples:

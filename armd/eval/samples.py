@@ -12,7 +12,7 @@ from ..data.manifest import MANIFEST
 from ..errors import ArmdError
 from .judge import DEFAULT, Judge, averages, load_judge
 from .results import read_results, stamp, write_results
-from .sample_files import Samples, heldout_samples, read_samples, save_samples
+from .sample_files import Samples, heldout_samples, place_for, read_samples
 from .text_metrics import text_figures
 
 MOST_SAMPLES = 10**6
@@ -67,37 +67,37 @@ def eval_samples(
         raise ArmdError(f"--count {count} is more than {MOST_SAMPLES:,}; lower it")
     if save is not None and json is not None and save.resolve() == json.resolve():
         raise ArmdError("--save and --json name one file; the figures need one of their own")
-    if save is not None and save.exists() and not overwrite:
-        raise ArmdError(f"{save} is there already; name another file, or use --overwrite")
     read_results(json, "samples")
-    judging = load_judge(judge, device=device, precision=precision)
-    cut = judging.max_length
-    if Path(source).is_file():
-        found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
-    elif (Path(source) / MANIFEST).is_file():
-        found = heldout_samples(Path(source), count=count, length=length or cut, seed=seed)
-    else:
-        from .generate_samples import write_samples
-        from .load_model import load
+    with place_for(save, overwrite=overwrite) as keep:
+        judging = load_judge(judge, device=device, precision=precision)
+        cut = judging.max_length
+        if Path(source).is_file():
+            found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
+        elif (Path(source) / MANIFEST).is_file():
+            found = heldout_samples(Path(source), count=count, length=length or cut, seed=seed)
+        else:
+            from .generate_samples import write_samples
+            from .load_model import load
 
-        writer = load(source, tokenizer=tokenizer, device=device, precision=precision)
-        found = write_samples(
-            writer,
-            count=count,
-            length=length,
-            streams=streams,
-            steps=steps,
-            temperature=temperature,
-            match_entropy=match_entropy,
-            seed=seed,
-            batch=batch,
-        )
-    if save is not None:
-        save_samples(save, found)
+            writer = load(source, tokenizer=tokenizer, device=device, precision=precision)
+            found = write_samples(
+                writer,
+                count=count,
+                length=length,
+                streams=streams,
+                steps=steps,
+                temperature=temperature,
+                match_entropy=match_entropy,
+                seed=seed,
+                batch=batch,
+            )
+        failed = keep(found)
     result = judged(found, judging, cut=cut, batch=batch)
     result |= {"source": source, "mauve": mauve(found, reference, judging, count, cut), **stamp()}
     print(shown(result))
     write_results(json, "samples", [result])
+    if failed:
+        raise ArmdError(f"the samples are lost: {failed}; the figures are whole")
     return result
 
 
