@@ -64,6 +64,16 @@ def test_a_head_out_of_bounds_is_refused_at_once(server, head: bytes) -> None:
     assert ask(server) == 200
 
 
+def test_a_large_head_may_come_in_pieces(server) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    head += b"".join(b"X-%d: %s\r\n" % (n, b"x" * 1000) for n in range(29)) + b"\r\n"
+    with opened(server) as line:
+        for start in range(0, len(head), 4000):
+            line.sendall(head[start : start + 4000])
+            time.sleep(0.02)
+        assert line.recv(64).startswith(b"HTTP/1.1 200")
+
+
 def test_a_head_that_never_ends_is_hung_up_on(server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with opened(server) as silent, opened(server) as slow:

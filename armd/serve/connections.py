@@ -39,7 +39,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
-        self.in_head, self.head, self.completed = True, 0, False
+        self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.answered: Any = None
@@ -134,13 +134,13 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.head += len(name) + len(value)
-        if len(self.headers) >= MOST_HEADERS or self.head > MOST_HEAD:
+        self.fields += len(name) + len(value)  # self.head has them when more is to come
+        if len(self.headers) >= MOST_HEADERS or self.fields > MOST_HEAD:
             raise ValueError("there are too many headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self.in_head, self.head, self.idle_since = False, 0, self.loop.time()
+        self.in_head, self.head, self.fields, self.idle_since = False, 0, 0, self.loop.time()
         self._forget_timer()
         self._expect(BODY_SECONDS)
         if len(self.pipeline) >= MOST_WAITING:
@@ -150,7 +150,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._forget_timer()
         super().on_message_complete()
-        self.in_head, self.head, self.completed = True, 0, True
+        self.in_head, self.head, self.fields, self.completed = True, 0, 0, True
 
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
