@@ -13,10 +13,12 @@ torch = pytest.importorskip("torch")
 
 from training_help import prepare_corpus  # noqa: E402
 
+from armd.convert.source import open_source  # noqa: E402
 from armd.data.chat_template import ChatTemplate  # noqa: E402
 from armd.data.dataset import open_dataset  # noqa: E402
 from armd.data.tokenizer_files import NAMES_A_FILE  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.eval.judge import load_judge  # noqa: E402
 from armd.pretrained import load_model, load_tokenizer  # noqa: E402
 from armd.train.saved_checkpoint import damage  # noqa: E402
 
@@ -100,8 +102,21 @@ def test_of_each_file_that_a_tokenizer_of_transformers_opens() -> None:
 @pytest.mark.parametrize("way", MODELS)
 def test_of_a_model(saved: Path, tmp_path: Path, way: str) -> None:
     folder = hostile(saved, tmp_path, MODELS[way])
-    with pytest.raises(ArmdError, match=r"names other files|leaves|and an adapter"):
-        load_model(folder)
+    for load in (load_model, load_judge, open_source):
+        with pytest.raises(ArmdError, match=r"names other files|leaves|and an adapter"):
+            load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["", "judge.gguf"])
+def test_of_a_judge_that_is_an_adapter_alone(saved: Path, tmp_path: Path, name: str) -> None:
+    """transformers would read its base, wherever that is."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    (folder := tmp_path / "model").mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(saved)}))
+    (folder / "judge.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ArmdError, match="and an adapter"):
+        load_judge(str(folder / name))
 
 
 def test_of_a_run(saved: Path, tmp_path: Path) -> None:

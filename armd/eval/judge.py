@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..convert.gguf_source import fast_reader
 from ..convert.smollm2 import package_file
 from ..errors import ArmdError
+from ..model.strict_model import refuse_adapter
 from .padding import filled, in_batches
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ArmdError(f"a GGUF judge needs {package}: pip install 'armd[eval]'")
+    refuse_adapter(file.parent)
     where = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with quiet_bars():

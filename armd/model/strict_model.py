@@ -39,7 +39,6 @@ class StrictModel(PreTrainedModel):
         source = exported(source)
         if Path(source).is_dir():
             check_weight_files(Path(source))
-            refuse_adapter(Path(source))
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         try:
             model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
@@ -128,6 +127,7 @@ def check_weight_files(folder: Path) -> None:
     """Raise if the index of the weights names anything but safetensors files of this very folder:
     transformers would unpickle a .bin that is named there. Nothing in it leads out of it."""
     check_inside(folder)
+    refuse_adapter(folder)
     refuse_entries(folder / "config.json")
     index = folder / "model.safetensors.index.json"
     names = [path.name for path in folder.glob("*.safetensors")]
