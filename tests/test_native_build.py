@@ -126,3 +126,13 @@ def test_a_library_that_lacks_a_function_is_compiled_anew_and_then_given_up(
         assert "undefined symbol" in capsys.readouterr().err
     finally:
         library.library.cache_clear()
+
+
+def test_what_a_killed_compiler_left_is_removed(source: Path, tmp_path: Path) -> None:
+    left = [tmp_path / "cache" / "armd" / f"{build.COMPILING}{name}" for name in ("old", "new")]
+    for folder in left:
+        folder.mkdir(parents=True)
+        folder.parent.chmod(0o700)
+    os.utime(left[0], (0, 0))
+    assert answer(build.library_file([source])) == 42
+    assert [folder.exists() for folder in left] == [False, True]  # the new one may be at work

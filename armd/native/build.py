@@ -4,6 +4,7 @@ ours and whole.
 A file here becomes code of the process. So its folder and it must belong to this user, nobody else
 may write to them, no link is followed, and its name carries the checksum of its content."""
 
+import atexit
 import contextlib
 import hashlib
 import importlib.util
@@ -14,11 +15,12 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
-COMPILE_SECONDS = 900
+COMPILE_SECONDS, COMPILING = 900, "compiling-"
 
 
 def flags() -> tuple[str, ...]:
@@ -87,7 +89,9 @@ def cache_folder() -> Path:
                     return folder
         except OSError:
             continue
-    return Path(tempfile.mkdtemp(prefix="armd-"))  # of this process alone
+    alone = tempfile.mkdtemp(prefix="armd-")  # of this process alone
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    return Path(alone)
 
 
 def _candidates() -> Iterator[Path]:
@@ -141,8 +145,12 @@ def _key(sources: Sequence[Path], compiler: Sequence[str]) -> str:
 def _compile(sources: Sequence[Path], compiler: list[str], folder: Path, key: str) -> Path:
     """Made under another name, flushed to the disk, then renamed: whole or absent."""
     files = [str(source) for source in sources if source.suffix == ".c"]
+    for left in folder.glob(f"{COMPILING}*"):  # by one that was killed
+        with contextlib.suppress(OSError):
+            if left.lstat().st_mtime < time.time() - 2 * COMPILE_SECONDS:
+                shutil.rmtree(left)
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=COMPILING) as place:
             made = Path(place) / "library.so"
             command = [*compiler, *flags(), *files, "-lm", "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
