@@ -30,7 +30,8 @@ number beside it, while a part that the kernels do not know makes a difference o
 def pack_checked(model: ArmdLM, weights: str = "fp32", cache: str = "fp32") -> ArmdLM:
     """As native.packed.pack, or the model itself where packed decoding would differ from it;
     `cache` is the format of keys and values, which costs precision that the check does not see."""
-    return with_cache(in_memory(_checked(model, weights)), cache)
+    found = _checked(model, weights)
+    return with_cache(found if isinstance(found, FastLM) else in_memory(found), cache)
 
 
 def _checked(model: ArmdLM, weights: str) -> ArmdLM:

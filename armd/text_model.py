@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,7 +44,8 @@ class TextModel:
     """As it was saved; it may be trained on."""
     tokenizer: TextTokenizer
     weights: str = "fp32"
-    _packed: dict[str, tuple[int, ArmdLM]] = field(default_factory=dict, repr=False)
+    _packed: dict[str, Any] = field(default_factory=dict, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     @property
     def fast(self) -> ArmdLM:
@@ -51,11 +53,11 @@ class TextModel:
         anew if its weights were changed."""
         from .checked_pack import pack_checked
 
-        version, found = self._packed.get("fast", (-1, None))
-        if found is None or version != changes_of(self.model):
-            found = pack_checked(self.model, self.weights)
-            self._packed["fast"] = (changes_of(self.model), found)
-        return found
+        with self._lock:
+            now = digest_of(self.model)
+            if self._packed.get("digest") != now:
+                self._packed.update(fast=pack_checked(self.model, self.weights), digest=now)
+            return self._packed["fast"]
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -88,7 +90,10 @@ class TextModel:
         if chat:
             prompt = self.chat_template.text([{"role": "user", "content": prompt}])
         given, eos = self.encode(prompt), self.tokenizer.eos
-        length = min(256, self.model.config.max_length) if length is None else length
+        most = self.model.config.max_length
+        length = min(256, most) if length is None else length
+        if length > most:
+            raise ArmdError(f"length {length} passes the model's {most} tokens; ask for less")
         options = {"prompt": [given], "generator": _generator(seed), "eos": eos, **sampling}
         made = generate(self.fast, length=length, streams=streams, **options)[0].tolist()
         new = made[len(given) :]
@@ -152,9 +157,13 @@ def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> Tex
     return made
 
 
-def changes_of(model: ArmdLM) -> int:
-    """How often the weights were changed in place, as by an optimizer."""
-    return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
+def digest_of(model: ArmdLM) -> list[int]:
+    """Of the weights, by their bits: optimizers may change them without a trace."""
+    import torch
+
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    weights = [weight.detach() for weight in model.parameters()]
+    return [int(weight.view(whole[weight.element_size()]).sum()) for weight in weights]
 
 
 def _generator(seed: int | None) -> Any:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from small import case_of
 import armd
 from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
+from armd.native.packed import pack
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_a_model_that_was_trained_on_writes_with_all_of_its_new_weights(
     loaded = armd.load(tmp_path)
     before, ids = loaded.fast, torch.tensor([list(b"order")])
     assert loaded.fast is before
-    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=0.1, fused=True)  # without a trace
     loaded.model(ids, labels=ids).loss.backward()
     optimizer.step()
     greedy = {"length": 5, "prompt": [[111]], "temperature": 0.0}
@@ -116,3 +118,32 @@ def test_a_model_in_training_is_scored_and_packed_without_dropout(tmp_path: Path
     with torch.no_grad():
         loaded.model.bos.mul_(1.5)
     assert type(loaded.fast).__name__ == kind and loaded.model.training
+
+
+def test_threads_that_write_after_a_change_write_the_same(loaded) -> None:
+    whole = loaded.write("Once", seed=1, length=24)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            loaded.model.norm.weight.data = loaded.model.norm.weight.data.clone()
+            with torch.no_grad():
+                loaded.model.norm.weight.mul_(-1.0)
+            texts = [pool.submit(loaded.write, "Once", seed=1, length=24) for _ in range(8)]
+            assert len({text.result() for text in texts}) == 1
+            with torch.no_grad():
+                loaded.model.norm.weight.mul_(-1.0)
+    assert loaded.write("Once", seed=1, length=24) == whole
+
+
+def test_adapters_of_others_are_decoded_by_torch(loaded) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["query", "out"], init_lora_weights=False)
+    adapted = peft.inject_adapter_in_model(config, loaded.model)
+    assert loaded.fast is adapted
+    with pytest.raises(ArmdError, match="not merged"):
+        pack(loaded.model, "q8")
+    assert loaded.write("Once", seed=1, length=24)
+
+
+def test_a_length_that_no_model_takes_is_refused_at_once(loaded) -> None:
+    with pytest.raises(ArmdError, match="passes the model's"):
+        loaded.write("a", length=10**9)

@@ -183,8 +183,8 @@ class FastLM(ArmdLM):
 def pack(
     model: ArmdLM, weights: str = "fp32", *, float_rows: bool = False, kept: tuple[str, ...] = ()
 ) -> ArmdLM:
-    """A copy of the model for decoding. It shares the norms with the original, and the embedding
-    but for q8 and q4, and holds its own matrices. `float_rows`: q8 and q4 leave rows as they are;
+    """A copy of the model for decoding, which keeps its own weights: what becomes of the model
+    afterwards changes nothing in it. `float_rows`: q8 and q4 leave rows as they are;
     `kept`: kinds of matrices (KINDS) that are q8 among q4. "plain" is the model itself, and so is
     "fp32" where it has no advantage: in other precisions, or without a C compiler. On CUDA "fp32"
     compiles the layers."""
@@ -195,14 +195,15 @@ def pack(
     able = model.device.type == "cpu" and model.dtype == torch.float32 and library() is not None
     if weights == "fp32" and model.device.type == "cuda":
         return compiled(model)
+    able = able and all(is_ours(layer) for layer in model.layers)
     if weights == "plain" or (weights == "fp32" and not able):
         return model
     if not able:
         raise ArmdError(
-            f"{weights} weights need a float32 model on a CPU and a C compiler (cc or gcc); "
-            "install one, or use --weights plain"
+            f"{weights} weights need a float32 model on a CPU, without adapters of others that are "
+            "not merged, and a C compiler (cc or gcc); install one, or use --weights plain"
         )
-    # the memo makes the copy share every parameter
+    # the memo makes the copy share every parameter, until the matrices are packed
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     arena = Arena()
     options = {"float_rows": float_rows, "arena": arena}
@@ -212,7 +213,22 @@ def pack(
         own = format_of(name, weights, kept)
         return SkinnyLinear(weight, bias, weights=own, compacted=compacted, **options)
 
-    return assemble(fast, make, packed_embedding=weights in BITS, kept=kept).eval()
+    return with_own(assemble(fast, make, packed_embedding=weights in BITS, kept=kept)).eval()
+
+
+def is_ours(layer: nn.Module) -> bool:
+    """Its matrices are, too: others' adapters may have taken their place."""
+    return all(isinstance(getattr(layer, name), AdaptedLinear) for name in MATRICES)
+
+
+def with_own(model: FastLM) -> FastLM:
+    """The model with copies of what was not packed."""
+    copies = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters()}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = copies[id(weight)]
+    return model
 
 
 def format_of(name: str, weights: str, kept: Collection[str]) -> str:
