@@ -5,6 +5,7 @@ import difflib
 import importlib
 import inspect
 import itertools
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -160,6 +161,8 @@ def main() -> None:
 
     mend_streams()
     widen()
+    # Python would put the folder that we are called in before its own, in each process of ours
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     words = sys.argv[1:]
     bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
     if not words or words[0] in ("-h", "--help", "help"):

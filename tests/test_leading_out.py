@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from training_help import prepare_corpus  # noqa: E402
 
+from armd.convert.gguf_source import alone  # noqa: E402
 from armd.convert.source import open_source  # noqa: E402
 from armd.data.chat_template import ChatTemplate  # noqa: E402
 from armd.data.dataset import open_dataset  # noqa: E402
@@ -107,16 +108,20 @@ def test_of_a_model(saved: Path, tmp_path: Path, way: str) -> None:
             load(str(folder))
 
 
-@pytest.mark.parametrize("name", ["", "judge.gguf"])
-def test_of_a_judge_that_is_an_adapter_alone(saved: Path, tmp_path: Path, name: str) -> None:
+def test_of_a_judge_that_is_an_adapter_alone(saved: Path, tmp_path: Path) -> None:
     """transformers would read its base, wherever that is."""
-    pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
     (folder := tmp_path / "model").mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(saved)}))
-    (folder / "judge.gguf").write_bytes(b"GGUF")
     with pytest.raises(ArmdError, match="and an adapter"):
-        load_judge(str(folder / name))
+        load_judge(str(folder))
+
+
+def test_of_what_lies_beside_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "judge.gguf").write_bytes(b"GGUF")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with alone(tmp_path / "judge.gguf") as folder:
+        assert [file.name for file in Path(folder).iterdir()] == ["judge.gguf"]
+        assert Path(folder, "judge.gguf").read_bytes() == b"GGUF"
 
 
 def test_of_a_run(saved: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import string
 import httpx
 import pytest
 from serving import running, writer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from armd.data.template import fill_in
 from armd.serve.detokenizer import CharacterStream, ServerTokenizer
@@ -61,6 +61,14 @@ def unigram() -> Tokenizer:
     return made
 
 
+def collapsed() -> Tokenizer:
+    """As tokenizers' own sentencepiece: line breaks are spaces, and many spaces are one."""
+    made = unigram()
+    steps = [normalizers.Replace("\n", " "), normalizers.Replace(Regex(" {2,}"), " ")]
+    made.normalizer = normalizers.Sequence(steps)  # type: ignore[arg-type]
+    return made
+
+
 KINDS = [prepended, first, unigram]
 
 
@@ -77,6 +85,26 @@ def test_what_a_template_gives_is_never_changed(kind, template: str) -> None:
     text = made.decode([t if k else filled for t, k in zip(tokens, known, strict=True)])
     wanted = template.replace(" ____", " a").replace("____", " a")
     assert text == (wanted[1:] if template.startswith("____") else wanted)
+
+
+@pytest.mark.parametrize("template", TEMPLATES[:4])
+def test_a_line_break_that_is_a_space_is_no_anchor(template: str) -> None:
+    made = collapsed()
+    tokens, known = fill_in(template, encoder(made), lengths=[1])
+    filled = made.token_to_id("▁a")
+    text = made.decode([t if k else filled for t, k in zip(tokens, known, strict=True)])
+    assert text.strip() == template.replace(" ____", " a").replace("____", " a").strip()
+
+
+def test_another_mark_leaves_underscores_alone() -> None:
+    tokens, known = fill_in(
+        "__init__(self): [MASK][MASK]",
+        lambda text: list(text.encode()),
+        lengths=[2, 3],
+        mark="[MASK]",
+    )
+    assert bytes(t for t, k in zip(tokens, known, strict=True) if k) == b"__init__(self):"
+    assert known.count(False) == 5
 
 
 def test_others_are_encoded_as_before() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,9 +219,9 @@ def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        with quiet_bars():
+        with quiet_bars(), alone(file) as folder:
             found = AutoTokenizer.from_pretrained(
-                str(file.parent), gguf_file=file.name, trust_remote_code=False
+                folder, gguf_file=file.name, trust_remote_code=False
             )
     except Exception as error:  # the readers raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -228,6 +229,15 @@ def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
     if template := fields.get("tokenizer.chat_template"):
         found.chat_template = str(template)
     found.save_pretrained(str(out))
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[str]:
+    """A folder where the file lies by itself: of a tokenizer or an adapter beside it, transformers
+    would read those."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, file.name).symlink_to(file.resolve())
+        yield folder
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,18 +18,19 @@ LONGEST = 8
 """Tokens that a blank is drawn to have, at most; and that it can be said to have."""
 MOST = 1_000_000
 ANCHORS = ("\n", "|", "0", "a", ".")
-"""A tokenizer that joins one of them with what follows leaves another one alone."""
+"""A tokenizer may join one with what follows, or read it as a space: what most of them say counts."""
 
 Encode = Callable[[str], Sequence[int]]
 
 
-def parts(template: str) -> list[str]:
-    """The text around the blanks: one part more than there are blanks; parts may be empty."""
-    found = BLANK.split(template)
+def parts(template: str, mark: str | None = None) -> list[str]:
+    """The text around the blanks: one part more than there are blanks; parts may be empty. `mark`
+    is another one than underscores."""
+    found = (re.compile(f" ?{re.escape(mark)}") if mark else BLANK).split(template)
     if len(found) < 2:
         raise ArmdError(
-            f"no blank in the template {template[:40]!r}; write two or more underscores where "
-            "text is to be filled in"
+            f"no blank in the template {template[:40]!r}; write "
+            f"{mark or 'two or more underscores'} where text is to be filled in"
         )
     return found
 
@@ -49,11 +51,12 @@ def behind_text(encode: Encode) -> Encode:
     not."""
 
     def continued(text: str) -> list[int]:
+        found = Counter[tuple[int, ...]]()
         for anchor in ANCHORS:
-            first, both = list(encode(anchor)), list(encode(anchor + text))
+            first, both = tuple(encode(anchor)), tuple(encode(anchor + text))
             if first and both[: len(first)] == first:
-                return both[len(first) :]
-        return list(encode(text))
+                found[both[len(first) :]] += 1
+        return list(found.most_common(1)[0][0] if found else encode(text))
 
     return encode if continued("a") == list(encode("a")) else continued
 
@@ -64,12 +67,13 @@ def fill_in(
     *,
     lengths: Sequence[int] | None = None,
     generator: torch.Generator | None = None,
+    mark: str | None = None,
 ) -> tuple[list[int], list[bool]]:
     """Tokens and which of them are known. `lengths`: tokens of the blanks, one number for all or
     one for each; without it, 1 to 8, drawn from the generator."""
     import torch
 
-    around = parts(template)
+    around = parts(template, mark)
     blanks = len(around) - 1
     if lengths is None:
         lengths = torch.randint(1, LONGEST + 1, (blanks,), generator=generator).tolist()

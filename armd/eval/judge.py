@@ -10,10 +10,9 @@ from math import exp, inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..convert.gguf_source import fast_reader
+from ..convert.gguf_source import alone, fast_reader
 from ..convert.smollm2 import package_file
 from ..errors import ArmdError
-from ..model.strict_model import refuse_adapter
 from .padding import filled, in_batches
 
 if TYPE_CHECKING:
@@ -146,12 +145,11 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ArmdError(f"a GGUF judge needs {package}: pip install 'armd[eval]'")
-    refuse_adapter(file.parent)
     where = {"gguf_file": file.name, "trust_remote_code": False}
     try:
-        with quiet_bars():
-            loaded = AutoTokenizer.from_pretrained(file.parent, **where)
-            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **where)
+        with quiet_bars(), alone(file) as folder:
+            loaded = AutoTokenizer.from_pretrained(folder, **where)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where)
     except Exception as error:  # the reader raises many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot read {file} as a model: {reason}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,14 @@ from ..pretrained import (
     is_quantized,
     load_packed,
     model_folder,
+    read_config,
     saved_kind,
 )
 from ..runtime.atomic_files import read_text, unexchanged
 from ..runtime.device import find_device
+from ..runtime.memory import check_memory
 from ..runtime.threads import use_few_threads
+from ..runtime.weight_files import weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -169,6 +173,7 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
         check_weight_files(Path(name))
         if is_quantized(Path(name)):
             raise ArmdError(f"{name} is quantized; use the model that it was made of")
+        check_claims(Path(name))
     if not Path(name).exists():
         try:
             return AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
@@ -179,6 +184,31 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
     except Exception as error:  # transformers and its hub client raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None
+
+
+def check_claims(folder: Path) -> None:
+    """Raise, before anything is allocated, if config.json names more layers than there are tensors,
+    or these are more than memory holds."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes = []
+    try:
+        for file in weight_files(folder):
+            with safe_open(file, "pt") as opened:
+                shapes += [opened.get_slice(key).get_shape() for key in opened.keys()]  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ArmdError(f"{folder} is damaged ({error}); copy it again") from None
+    tables: list[Any] = [read_config(folder)] if shapes else []
+    while tables:
+        table = tables.pop()
+        tables += [value for value in table.values() if isinstance(value, dict)]
+        for key, value in table.items():
+            if "layer" in key and type(value) is int and value > len(shapes):
+                raise ArmdError(
+                    f"{folder} does not fit its own config.json: {key} {value} is more than its "
+                    f"{len(shapes)} tensors; copy it again"
+                )
+    check_memory(4 * sum(map(prod, shapes)), f"the model in {folder}", "use a machine with more")
 
 
 def model_tokenizer(place: str, named: str | None) -> TextTokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -261,11 +262,9 @@ def say(job: Serving, service: Service, port: int, bound: str) -> None:
     from .security import is_loopback
 
     if not is_loopback(bound) and key_of(job) is None:
-        print(
-            f"armd: warning: listening on {job.host} without --api-key: other machines can connect "
-            "and use it",
-            file=sys.stderr,
-        )
+        said = f"armd: warning: listening on {job.host} without --api-key: other machines can"
+        with contextlib.suppress(OSError):  # a log on a full disk
+            print(f"{said} connect and use it", file=sys.stderr)
     host = f"[{job.host}]" if ":" in job.host else job.host
     ready = f"{service.name} is ready at http://{host}:{port}"
     try:

@@ -66,12 +66,11 @@ def state_of(service: Service, asked: InfillRequest) -> InfillState:
 
 def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
     service.tokenizer.check_length(text, "text")
-    if asked.blank is not None:
-        text = text.replace(asked.blank, "____")
     lengths = asked.blank_length if isinstance(asked.blank_length, list) else [asked.blank_length]
-    blanks = len(parts(text)) - 1
+    blanks = len(parts(text, asked.blank)) - 1
     _fits(service, sum(lengths) * (blanks if len(lengths) == 1 else 1))
-    return fill_in(text, lambda part: service.tokenizer.encode(part, "text"), lengths=lengths)
+    options = {"lengths": lengths, "mark": asked.blank}
+    return fill_in(text, lambda part: service.tokenizer.encode(part, "text"), **options)
 
 
 def _fits(service: Service, tokens: int) -> None:

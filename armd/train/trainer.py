@@ -5,6 +5,8 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from ..errors import ArmdError
 from ..model.order import Order
 from ..model.shapes import Int, Tensor
 from ..model.strict_model import load_weights
-from ..pretrained import is_quantized, model_folder
+from ..pretrained import check_saved, is_quantized, model_folder
 from ..runtime.atomic_files import unexchanged
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
@@ -116,6 +118,11 @@ def build_optimizer(model: nn.Module, o: Optimizer, *, fused: bool) -> torch.opt
     return torch.optim.AdamW(groups, lr=o.learning_rate, betas=betas, eps=o.eps, fused=fused)
 
 
+def _saved_weights(kind: Any, folder: Path) -> dict[str, Tensor]:
+    check_saved(folder)
+    return kind.from_pretrained(folder).state_dict()
+
+
 def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTrainedModel:
     """The model before its first step, the same on every process."""
     torch.manual_seed(seed_of(recipe.seed, "weights"))
@@ -124,7 +131,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
     if recipe.start and not recipe.start_step:
         if is_quantized(folder := model_folder(recipe.start)):
             raise ArmdError(f"{recipe.start} is quantized; start with the model it was made of")
-        given = unexchanged(folder, lambda: kind.from_pretrained(folder).state_dict())
+        given = unexchanged(folder, lambda: _saved_weights(kind, folder))
         try:
             load_weights(model, given, recipe.start)
         except RuntimeError:
