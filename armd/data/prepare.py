@@ -150,8 +150,8 @@ def already_prepared(out: Path, options: dict[str, Any], source: Source) -> bool
         options = options | {"fingerprint": source.names_fingerprint()}
     if there == options:
         return True
-    name = next(name for name in options if there.get(name) != options[name])
-    before, now = there.get(name), options[name]
+    name = next(name for name in {**options, **there} if there.get(name) != options.get(name))
+    before, now = there.get(name), options.get(name)
     what = f"{name} {before!r}, now {now!r}" if name != "fingerprint" else "other source files"
     raise ArmdError(f"{out} was prepared with {what}; choose another --out or remove it")
 

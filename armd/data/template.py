@@ -18,7 +18,7 @@ LONGEST = 8
 """Tokens that a blank is drawn to have, at most; and that it can be said to have."""
 MOST = 1_000_000
 ANCHORS = ("\n", "|", "0", "a", ".")
-"""A tokenizer may join one with what follows, or read it as a space: what most of them say counts."""
+"""A tokenizer may join one with what follows, or read it as a space: most of them decide."""
 
 Encode = Callable[[str], Sequence[int]]
 

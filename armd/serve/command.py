@@ -110,15 +110,21 @@ def serve(job: Serving) -> None:
         import uvicorn
     except ImportError:
         raise ArmdError("serving needs more packages; pip install 'armd[serve]'") from None
+    from .connections import LimitedProtocol, most_connections
+
+    if job.connections is not None:
+        LimitedProtocol.limit = most_connections(job.connections)
+        if LimitedProtocol.limit < job.connections:
+            raise ArmdError(
+                f"--connections {job.connections} needs more open files than there may be; lower "
+                f"it to {LimitedProtocol.limit}, or raise their limit: ulimit -n"
+            )
     with listening(job.host, job.port) as opened:
         service = load(job)
         from .app import make_app
-        from .connections import LimitedProtocol
 
         bound, port = opened.getsockname()[:2]
         app = make_app(service, host=job.host, api_key=key_of(job), bound=bound)
-        if job.connections is not None:
-            LimitedProtocol.limit = job.connections
         config = uvicorn.Config(
             app,
             log_level="warning",

@@ -24,10 +24,10 @@ FULL = (
 )
 
 
-def most_connections() -> int:
-    """As many as there may be open files, less what the process needs itself."""
+def most_connections(asked: int = MOST_CONNECTIONS) -> int:
+    """So many, or as many as there may be open files, less what the process needs itself."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(8, min(MOST_CONNECTIONS, files - OTHER_FILES))
+    return max(8, min(asked, files - OTHER_FILES))
 
 
 class LimitedProtocol(HttpToolsProtocol):

@@ -36,6 +36,7 @@ def inspect_batch(
 
     check_between("--width", width, 1, 10**6)
     recipe = read_recipe(run)
+    recipe.check()
     dataset, size = open_dataset(data or recipe.data), recipe.optimizer.batch_size
     first, end = rows or (0, size)
     check_between("--step", step, 0, 10**9)

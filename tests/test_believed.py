@@ -1,0 +1,85 @@
+"""Laws: what a folder says of itself is compared with what it holds, wherever a verb opens it, and
+no code that lies in the working folder is run."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from convert_help import source_model  # noqa: E402
+from patience import PATIENCE  # noqa: E402
+from training_help import prepare_corpus, tiny  # noqa: E402
+
+from armd import cli  # noqa: E402
+from armd.data.prepare import Preparation, prepare  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
+from armd.eval.judge import load_judge  # noqa: E402
+from armd.eval.load_model import load  # noqa: E402
+from armd.train.loop import train  # noqa: E402
+
+
+def change(file: Path, **values: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_a_start_that_is_damaged_or_lies_is_refused(tmp_path: Path) -> None:
+    data = prepare_corpus(tmp_path)
+    run = train(tiny(data, tmp_path / "run"))
+    shutil.copytree(run / "export", flipped := tmp_path / "flipped")
+    weights = bytearray((flipped / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (flipped / "model.safetensors").write_bytes(weights)
+    shutil.copytree(run / "export", lying := tmp_path / "lying")
+    (lying / "sha256.json").unlink()
+    change(lying / "config.json", n_layers=300_000)
+    for folder, said in ((flipped, "damaged"), (lying, "n_layers")):
+        with pytest.raises(ArmdError, match=said):
+            train(tiny(data, tmp_path / f"from-{folder.name}", start=str(folder)))
+
+
+@pytest.mark.parametrize("opening", [load, load_judge])
+def test_layers_of_a_causal_lm_are_counted_before_they_are_made(tmp_path: Path, opening) -> None:
+    source_model("llama", tmp_path / "source")
+    change(tmp_path / "source" / "config.json", num_hidden_layers=300_000)
+    with pytest.raises(ArmdError, match="num_hidden_layers 300000 is more than"):
+        opening(str(tmp_path / "source"))
+
+
+def test_options_that_a_dataset_has_and_a_call_has_not_are_named(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(50)))
+    asked = {"tokenizer": "byte", "out": tmp_path / "data", "workers": 1}
+    prepare(Preparation(str(tmp_path / "text.jsonl"), wrap=16, **asked))
+    with pytest.raises(ArmdError, match="wrap 16, now None"):
+        prepare(Preparation(str(tmp_path / "text.jsonl"), **asked))
+
+
+def test_a_recipe_that_cannot_be_is_not_inspected(tmp_path: Path) -> None:
+    run = train(tiny(prepare_corpus(tmp_path), tmp_path / "run"))
+    config = json.loads((run / "config.json").read_text())
+    config["optimizer"]["batch_size"] = 2**62
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArmdError, match="batch"):
+        cli.run(["inspect", str(run), "--step", "1"])
+
+
+def test_code_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(50)))
+    for name in ("multiprocessing", "pickle", "struct"):
+        (tmp_path / f"{name}.py").write_text("open('run', 'w').close()\n")
+    code = "import sys; sys.argv[0] = 'armd'; from armd.cli import main; main()"
+    words = ["prepare", "text.jsonl", "--tokenizer", "byte", "--out", "data", "--workers", "2"]
+    root = str(Path(cli.__file__).parent.parent)
+    subprocess.run(
+        [sys.executable, "-P", "-c", code, *words],
+        cwd=tmp_path,
+        env={"PYTHONPATH": root, "PATH": "", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert (tmp_path / "data").is_dir() and not (tmp_path / "run").exists()
