@@ -37,7 +37,7 @@ def test_a_start_that_is_damaged_or_lies_is_refused(tmp_path: Path) -> None:
     shutil.copytree(run / "export", lying := tmp_path / "lying")
     (lying / "sha256.json").unlink()
     change(lying / "config.json", n_layers=300_000)
-    for folder, said in ((flipped, "damaged"), (lying, "n_layers")):
+    for folder, said in ((flipped, "damaged"), (lying, "does not fit")):
         with pytest.raises(ArmdError, match=said):
             train(tiny(data, tmp_path / f"from-{folder.name}", start=str(folder)))
 
@@ -68,18 +68,20 @@ def test_a_recipe_that_cannot_be_is_not_inspected(tmp_path: Path) -> None:
 
 
 def test_code_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "text.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(50)))
+    (here := tmp_path / "here").mkdir()
+    (here / "text.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(50)))
     for name in ("multiprocessing", "pickle", "struct"):
-        (tmp_path / f"{name}.py").write_text("open('run', 'w').close()\n")
-    code = "import sys; sys.argv[0] = 'armd'; from armd.cli import main; main()"
+        (here / f"{name}.py").write_text("open('run', 'w').close()\n")
+    code = "from armd.cli import main\nif __name__ == '__main__':\n    main()\n"
+    (script := tmp_path / "armd").write_text(code)
     words = ["prepare", "text.jsonl", "--tokenizer", "byte", "--out", "data", "--workers", "2"]
     root = str(Path(cli.__file__).parent.parent)
     subprocess.run(
-        [sys.executable, "-P", "-c", code, *words],
-        cwd=tmp_path,
+        [sys.executable, str(script), *words],
+        cwd=here,
         env={"PYTHONPATH": root, "PATH": "", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         check=True,
         capture_output=True,
         timeout=PATIENCE,
     )
-    assert (tmp_path / "data").is_dir() and not (tmp_path / "run").exists()
+    assert (here / "data").is_dir() and not (here / "run").exists()
