@@ -66,7 +66,10 @@ class TextModel:
         return ChatTemplate(self.folder)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.backend.encode(text, add_special_tokens=False).ids if text else []
+        from .data.tokenizer import no_panic
+
+        with no_panic():
+            return self.tokenizer.backend.encode(text, add_special_tokens=False).ids if text else []
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.backend.decode(list(tokens), skip_special_tokens=False)

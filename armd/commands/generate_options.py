@@ -199,6 +199,7 @@ def check_diffusion(job: Writing, name: str | None) -> None:
 
 def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Request]:
     from ..data.chat_template import ChatTemplate
+    from ..data.tokenizer import no_panic
     from ..pretrained import model_folder
 
     chat = ChatTemplate(model_folder(job.model)) if job.chat else None
@@ -208,7 +209,8 @@ def requested(job: Writing, model: Any, tokenizer: TextTokenizer) -> list[Reques
             return []
         if chat is not None:
             text = chat.text([{"role": "user", "content": text}])
-        return tokenizer.backend.encode(text, add_special_tokens=False).ids
+        with no_panic():
+            return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
     most = model.config.max_length
     if job.template is None:

@@ -118,16 +118,32 @@ class Split:
         found = self.maps[index]
         if index not in self.checked:
             file = self.dataset.folder / self.shards[index]["file"]
+            stamp = _stamp(file)
             check_shard(file, self.shards[index], found.itemsize, verify=True)
             if len(found) and int(found.max()) >= self.dataset.vocab_size:
                 raise ArmdError(f"{file} holds tokens beyond its vocabulary; prepare it again")
-            self.checked.add(index)
+            self.checked[index] = stamp
         return found
 
     @cached_property
-    def checked(self) -> set[int]:
-        """The shards whose checksums were compared."""
-        return set()
+    def checked(self) -> dict[int, tuple[int, ...]]:
+        """The shards whose checksums were compared, and the stamps of their files then."""
+        return {}
+
+    def check_unchanged(self) -> None:
+        """Raise if somebody wrote into a shard since it was first read."""
+        for index, stamp in self.checked.items():
+            shard = self.shards[index]
+            file = self.dataset.folder / shard["file"]
+            if not file.exists() or _stamp(file) == stamp:
+                continue
+            try:  # it may be a new file with the same tokens
+                check_shard(file, shard, self.maps[index].itemsize, verify=True)
+            except ArmdError:
+                raise ArmdError(
+                    f"{file} was changed while it was read; put the old one back and give the same "
+                    "command again"
+                ) from None
 
     def windows(self, length: int) -> int:
         """Full windows of `length`; the rows, if each document is a row."""
@@ -164,6 +180,11 @@ class Split:
         """The tokens after the last full window: fewer than `length`, maybe none."""
         begin = self.windows(length) * length
         return self.gather(self.n_tokens - begin, np.array([begin]))[0]
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    facts = file.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def open_dataset(folder: Path | str, *, verify: bool = False) -> Dataset:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from .tokenizer import no_panic
+
 # The Unicode White_Space characters: what \s means to `tokenizers` (Python's \s has four more).
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 PUNCTUATION = r"!-/:-@\[-`{-~\x00-\x08\x0e-\x1f\x7f"
@@ -86,7 +88,8 @@ class Encoder:
         if self.pattern is not None:
             find, look = self.pattern.findall, self.words.__getitem__
             return [b"".join(map(look, find(text))) for text in texts]
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with no_panic():
+            encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype).tobytes() for encoding in encodings]
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -140,6 +141,22 @@ def with_short_words(texts: Iterable[str]) -> Iterator[str]:
             yield text[start : long.end()]
             start = long.end()
         yield text[start:]
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Inside, a tokenizer whose pattern gives up on a text (as on millions of spaces) is a mistake
+    to be told, and no end of the process."""
+    try:
+        yield
+    except BaseException as error:  # tokenizers' own is no Exception, and has no name to import
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0][:120]
+        raise ArmdError(
+            f"the tokenizer gives up on a text ({reason}); cut long runs of one character, or use "
+            "another tokenizer"
+        ) from None
 
 
 def from_folder(folder: Path) -> TextTokenizer:

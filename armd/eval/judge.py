@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..convert.gguf_source import alone, fast_reader
 from ..convert.smollm2 import package_file
+from ..data.tokenizer import no_panic
 from ..errors import ArmdError
 from .padding import filled, in_batches
 
@@ -44,7 +45,8 @@ class Judge:
         return min(MOST, most - len(self.start))
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        with no_panic():
+            found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     def surprise(self, rows: list[list[int]], *, batch: int = 8) -> list[list[float]]:

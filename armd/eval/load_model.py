@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
+from ..data.tokenizer import no_panic
 from ..errors import ArmdError
 from ..model.strict_model import check_weight_files
 from ..pretrained import (
@@ -63,7 +64,8 @@ class Loaded:
         return self.tokenizer.eos
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+        with no_panic():
+            found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     @property

@@ -12,7 +12,7 @@ from .completions import answer, ending
 from .errors import Refusal, responses
 from .json_route import JsonRoute
 from .schema import Choosing, CompletionRequest, Json
-from .service import Service, aside, unless_gone
+from .service import Service, encoding, unless_gone
 from .sse import STREAMED
 
 SAME = {*Choosing.model_fields, "model", "n", "stop", "stream", "stream_options"}
@@ -30,7 +30,7 @@ async def as_completion(service: Service, asked: ChatRequest) -> CompletionReque
             code="no_chat_template",
         )
     text = await service.chat.text([message.plain for message in asked.messages])
-    prompt = await aside(len(text), lambda: service.tokenizer.encode(text, "messages"))
+    prompt = await encoding(len(text), lambda: service.tokenizer.encode(text, "messages"))
     wanted = {name: getattr(asked, name) for name in SAME}
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     return CompletionRequest.model_construct(

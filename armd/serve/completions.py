@@ -14,7 +14,7 @@ from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
 from .json_route import JsonRoute
 from .schema import Completion, CompletionRequest, Json
-from .service import OutputStream, Service, aside, unless_gone
+from .service import OutputStream, Service, aside, encoding, unless_gone
 from .sse import DONE, STREAMED, EventStream, dumped
 
 
@@ -199,7 +199,7 @@ async def answer(
     service: Service, asked: CompletionRequest, request: Request, form: Form = TEXTS
 ) -> Response:
     texts = (text for text in (*prompts_of(asked), asked.suffix) if isinstance(text, str))
-    state = await aside(sum(map(len, texts)), lambda: completion_of(service, asked, form))
+    state = await encoding(sum(map(len, texts)), lambda: completion_of(service, asked, form))
     if not asked.stream:
         found = await unless_gone(request, whole(service, state))
         return Response(found, media_type="application/json")

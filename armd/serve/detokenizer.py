@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ..data.template import behind_text
-from ..data.tokenizer import TextTokenizer
+from ..data.tokenizer import TextTokenizer, no_panic
 from ..generation.outputs import TokenOutput
 from .errors import Refusal
 
@@ -44,7 +44,8 @@ class ServerTokenizer:
     def encode(self, text: str, param: str) -> list[int]:
         self.check_length(text, param)
         # of the ways to encode, the one that lets other threads run meanwhile
-        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        with no_panic():
+            return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def too_long(self, tokens: object) -> str:
         return (

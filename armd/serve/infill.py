@@ -14,7 +14,7 @@ from .errors import Refusal, responses
 from .events import Ended, Failed, StepEvent
 from .json_route import JsonRoute
 from .schema import Infilled, InfillRequest, Json
-from .service import OutputStream, Service, any_seed, aside, unless_gone
+from .service import OutputStream, Service, any_seed, encoding, unless_gone
 from .sse import STREAMED, EventStream
 
 
@@ -165,7 +165,7 @@ async def whole(service: Service, state: InfillState, outputs: OutputStream) -> 
 
 async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
     size = len(asked.text or asked.prompt or "")
-    state = await aside(size, lambda: state_of(service, asked))
+    state = await encoding(size, lambda: state_of(service, asked))
     outputs = service.write(
         [state.plan], asked, seed=state.seed, eos=state.eos, top_logprobs=asked.rivals
     )

@@ -22,7 +22,7 @@ from .schema import (
     Tokenized,
     TokenizeRequest,
 )
-from .service import Service, any_seed, aside, unless_gone
+from .service import Service, any_seed, encoding, unless_gone
 
 
 def order_of(asked: ScoreRequest, n: int) -> Order:
@@ -50,7 +50,7 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
     ids = asked.tokens
     if ids is None:
         text = asked.text or ""
-        ids = await aside(len(text), lambda: service.tokenizer.encode(text, "text"))
+        ids = await encoding(len(text), lambda: service.tokenizer.encode(text, "text"))
     if not ids:
         raise Refusal(400, "there is nothing to score; send at least one token")
     order = order_of(asked, len(ids))
@@ -96,7 +96,7 @@ def routes(service: Service) -> APIRouter:
         """A text's tokens."""
         tokenizer = service.tokenizer
         encode = tokenizer.encode_suffix if asked.continues else tokenizer.encode
-        ids = await aside(len(asked.text), lambda: encode(asked.text, "text"))
+        ids = await encoding(len(asked.text), lambda: encode(asked.text, "text"))
         return {"tokens": ids, "pieces": [service.tokenizer.piece(token) for token in ids]}
 
     return router

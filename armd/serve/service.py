@@ -236,6 +236,12 @@ async def aside(size: int, work: Callable[[], Answer]) -> Answer:
     return await asyncio.to_thread(work) if size > INLINE else work()
 
 
+async def encoding(size: int, work: Callable[[], Answer]) -> Answer:
+    """Work that encodes so many characters. A tokenizer is somebody else's: its patterns may take
+    minutes for a short text, so that none of it is done on the event loop."""
+    return await asyncio.to_thread(work) if size else work()
+
+
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
     """The answer, or Gone as soon as the client leaves; the work is then broken off."""
     worker, left = asyncio.current_task(), False

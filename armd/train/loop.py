@@ -250,14 +250,11 @@ class Run:
                 self.board.add_scalar(name, value, figures["step"])
 
     def _save(self, score: float | None) -> None:
+        self.split.check_unchanged()
         if self.metrics:
             self.metrics.sync()
-        facts = {
-            "step": self.step,
-            "heldout": score,
-            "processes": self.group.world,
-            "ema": bool(self.trainer.average),
-        }
+        facts = {"step": self.step, "heldout": score, "processes": self.group.world}
+        facts["ema"] = bool(self.trainer.average)
         metrics = self.metrics.text if self.metrics else ""
         self.checkpoints.save(facts, self.trainer.state(), metrics, self._export)
 
