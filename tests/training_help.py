@@ -110,20 +110,22 @@ def run(recipe: Recipe, **options: Any) -> int:
 
 def run_group(recipe: Recipe, world: int) -> None:
     """Train with `world` gloo processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        start(recipe, environment=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world)
-    ]
+    processes = start_group(recipe, world)
     for process in processes:
         process.join(PATIENCE)
     codes = [process.exitcode for process in processes]
     for process in processes:
         kill(process)
     assert codes == [0] * world
+
+
+def start_group(recipe: Recipe, world: int, **options: Any) -> list[Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    return [start(recipe, environment=environment, **options) for environment in ranks]
 
 
 def kill(process: Any) -> None:

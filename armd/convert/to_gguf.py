@@ -46,7 +46,7 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
-        with terminated_as_interrupt(), lock:
+        with terminated_as_interrupt(), lock as held:
             aside.unlink(missing_ok=True)  # it may be a link
             try:
                 write(ours, aside, kind, sizes)
@@ -55,9 +55,11 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
                 if out.exists():  # another process was faster
                     raise FileExistsError(errno.EEXIST, "it is there already")
                 raise_if_stopped()
+                held.check(f"{out.parent} was removed or replaced meanwhile; nothing was written")
                 aside.rename(out)
             finally:
-                aside.unlink(missing_ok=True)
+                if held.ours():
+                    aside.unlink(missing_ok=True)
     except OSError as error:
         raise ArmdError(
             f"cannot write {out}: {error.strerror or error}; name another file"

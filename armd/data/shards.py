@@ -89,14 +89,16 @@ def complete_folder(final: Path) -> Iterator[Path]:
     lock = final.parent / f".{final.name}.preparing.lock"
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, f"armd prepare is writing {final}", "wait for it"):
+        with locked(lock, f"armd prepare is writing {final}", "wait for it") as held:
             try:
                 yield empty_folder(staging)
                 raise_if_stopped()
+                held.check(f"{final.parent} was removed or replaced meanwhile; nothing was written")
                 os.rename(staging, final)
                 sync_folder(final.parent)
             finally:
-                shutil.rmtree(staging, ignore_errors=True)
+                if held.ours():
+                    shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ArmdError(f"no space left for {final}; nothing was kept, free some") from None

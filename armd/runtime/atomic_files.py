@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..model.errors import ArmdError
-from .lock import locked
+from .lock import Check, locked, unchecked
 from .signals import raise_if_stopped, terminated_as_interrupt
 
 SUMS = "sha256.json"
@@ -108,12 +108,13 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-def put_folder(aside: Path, final: Path) -> None:
+def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
     """Put a finished folder in place of another. The two are exchanged at once where the system
     can, so that `final` is never absent; elsewhere it is for a moment, and whoever starts next
     finds it missing and makes it again."""
     refuse_link(final)
     sync_tree(aside)
+    check()
     if final.is_dir():
         if not exchange(aside, final):
             old = final.with_name(f".{final.name}.old")
@@ -138,16 +139,18 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
-        with terminated_as_interrupt(), lock:
+        with terminated_as_interrupt(), lock as held:
             refuse_full(out)
             try:
                 yield empty_folder(aside)
                 sync_tree(aside)
                 raise_if_stopped()
+                held.check(f"{final.parent} was removed or replaced meanwhile; nothing was written")
                 aside.rename(final)  # fails where something was put there meanwhile
                 sync_folder(final.parent)
             finally:
-                shutil.rmtree(aside, ignore_errors=True)
+                if held.ours():
+                    shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
 

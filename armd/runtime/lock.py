@@ -7,32 +7,71 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..model.errors import ArmdError
 
+Check = Callable[[], None]
+"""Raises if what is to be written to is another's by now."""
+
+
+def unchecked() -> None:
+    """The check of a folder that nobody else knows of."""
+
+
+class Held:
+    """A file or folder that is open here. Who removes or moves the folder it lies in takes it
+    along, and who begins there again makes another."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path, self.handle = path, handle
+
+    def ours(self) -> bool:
+        """Whether its path still names it."""
+        try:
+            return os.path.samestat(os.fstat(self.handle), self.path.stat())
+        except OSError:
+            return False
+
+    def check(self, lost: str) -> None:
+        """Raise `lost` unless it is still ours."""
+        if not self.ours():
+            raise ArmdError(lost)
+
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, fix: str) -> Iterator[None]:
+def locked(path: Path, what: str, fix: str) -> Iterator[Held]:
     """Hold the lock file at `path`. Raises, naming the holder, if another process has it; `what`
     says which command does what ("armd prepare is writing X"), `fix` what to do about it."""
-    handle = _take(path, what, fix)
+    held = _take(path, what, fix)
     try:
-        yield
+        yield held
     finally:
-        path.unlink(missing_ok=True)  # while it is still ours: the next one makes a new file
-        os.close(handle)
+        if held.ours():  # the next one makes a new file
+            path.unlink(missing_ok=True)
+        os.close(held.handle)
 
 
-def _take(path: Path, what: str, fix: str) -> int:
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[Held]:
+    """A folder that another process of ours has locked."""
+    held = Held(folder, os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        yield held
+    finally:
+        os.close(held.handle)
+
+
+def _take(path: Path, what: str, fix: str) -> Held:
     while True:
         handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                return handle  # a file system without locks: nothing can be promised there
+                os.close(handle)  # a file system without locks: only the folder can be watched
+                return Held(path.parent, os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC))
             holder = _holder(path)
             os.close(handle)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
@@ -44,7 +83,7 @@ def _take(path: Path, what: str, fix: str) -> int:
                 os.ftruncate(handle, 0)
                 who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.ctime()}
                 os.write(handle, json.dumps(who).encode())
-                return handle
+                return Held(path, handle)
         os.close(handle)
 
 

@@ -29,6 +29,7 @@ from ..runtime.atomic_files import (
     remove,
     write_sums,
 )
+from ..runtime.lock import Check
 from ..runtime.seeds import seed_of
 from ..runtime.weight_files import weight_files
 from ..saved_folder import finish_folder
@@ -38,10 +39,11 @@ from .curriculum import Stage
 from .distilled_loss import distance_to_the_right, distilled_loss, share_of_text
 from .distributed import unwrapped
 from .export import card_facts, export
-from .loop import Run, Stop, train
+from .loop import Run, train
 from .recipe import Recipe
 from .run_folder import ADAPTER, BASE, EXPORT
 from .saved_checkpoint import Checkpoint
+from .stop import Stop
 from .trainer import ROUND, MicroBatch, Trainer
 from .validation import KINDS
 
@@ -175,7 +177,7 @@ class AdaptRun(Run):
     def make_trainer(self) -> Trainer:
         if self.group.world > 1:
             raise ArmdError("armd adapt works in one process; start it without torchrun")
-        keep_base(self.recipe)
+        keep_base(self.recipe, self.check)
         base = base_folder(self.recipe)
         self.dataset.check_vocabulary(ArmdConfig.from_pretrained(base).vocab_size)
         if not self.recipe.adapt.full:
@@ -186,6 +188,7 @@ class AdaptRun(Run):
     def go(self, stop: Stop) -> int:
         number = super().go(stop)
         if not number:  # all of the base is in the export
+            self.check()
             remove(self.folder / BASE)
         return number
 
@@ -195,19 +198,22 @@ class AdaptRun(Run):
         return {"left to right": KINDS["left to right"], **streams}
 
     def _export(self, checkpoint: Checkpoint) -> None:
+        self.check()
         a, base = self.recipe.adapt, base_folder(self.recipe)
         if a.full:
             config, facts = ArmdConfig.from_pretrained(base), self.card(checkpoint)
-            return export(checkpoint, config, base, self.folder / EXPORT, **facts)
+            out = self.folder / EXPORT
+            return export(checkpoint, config, base, out, check=self.check, **facts)
         weights = {}
         for name, shape in checkpoint.shapes("model/").items():
             weights[name.removeprefix("model/")] = torch.empty(shape)
             checkpoint.read_rows(name, weights[name.removeprefix("model/")], 0)
-        save(self.recipe, weights, self.folder / ADAPTER)
+        save(self.recipe, weights, self.folder / ADAPTER, self.check)
         if checkpoint.step == self.total:
             out, facts = self.folder / EXPORT, self.card(checkpoint)
             check_kept(self.recipe)
-            merge(base, self.folder / ADAPTER, out, step=checkpoint.step, **facts)
+            step = checkpoint.step
+            merge(base, self.folder / ADAPTER, out, step=step, check=self.check, **facts)
 
     def card(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """What the model's card says of it, not of its base."""
@@ -217,13 +223,15 @@ class AdaptRun(Run):
 
     def finish_without_steps(self) -> None:
         """A run of no steps: the adapter as it starts, which changes nothing."""
-        save(self.recipe, self.trainer.weights, self.folder / ADAPTER)
-        merge(base_folder(self.recipe), self.folder / ADAPTER, self.folder / EXPORT, step=0)
+        adapter, out = self.folder / ADAPTER, self.folder / EXPORT
+        save(self.recipe, self.trainer.weights, adapter, self.check)
+        merge(base_folder(self.recipe), adapter, out, step=0, check=self.check)
 
 
-def save(recipe: Recipe, weights: Any, folder: Path) -> None:
-    """Write the adapter folder, replacing what is there."""
+def save(recipe: Recipe, weights: Any, folder: Path, check: Check) -> None:
+    """Write the adapter folder, replacing what is there, unless `check` raises."""
     a = recipe.adapt
+    check()
     aside = folder.with_name(f".{folder.name}.tmp")
     empty_folder(aside)
     name = Path(a.base_model).name
@@ -231,11 +239,14 @@ def save(recipe: Recipe, weights: Any, folder: Path) -> None:
     offset = ArmdConfig.from_pretrained(base_folder(recipe)).right_offset
     facts = {"base": a.base, "base_name": name, "right_offset": offset, "exact": a.exact}
     write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, dtype=half, **facts)
-    put_folder(aside, folder)
+    put_folder(aside, folder, check)
 
 
-def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[str, Any]) -> None:
-    """The base with the adapter added, as a folder of its own, one tensor at a time."""
+def merge(
+    base: Path, adapter: Path, out: Path, *, step: int, check: Check, **card: Mapping[str, Any]
+) -> None:
+    """The base with the adapter added, as a folder of its own, one tensor at a time, unless `check`
+    raises."""
     merging, place, shapes = Merging(adapter), {}, {}
     dtype = None
     for file in weight_files(base):
@@ -255,16 +266,19 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, **card: Mapping[st
 
     assert dtype is not None
     aside = out.with_name(f".{out.name}.tmp")
+    check()
     empty_folder(aside)
     try:
         copy_plain_files(base, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
         write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
         merging.check_base()
+        check()
         count = sum(torch.Size(shape).numel() for shape in shapes.values())
         config = ArmdConfig.from_pretrained(base)
         config.adapter_rank = merging.rank
         finish_folder(aside, config, weights=count, **card)
         write_sums(aside)
-        put_folder(aside, out)
+        put_folder(aside, out, check)
     finally:
+        check()
         remove(aside)

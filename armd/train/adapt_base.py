@@ -19,6 +19,7 @@ from ..runtime.atomic_files import (
     unexchanged,
     write_sums,
 )
+from ..runtime.lock import Check
 from .recipe import Recipe
 from .run_folder import ADAPTER, BASE, CHECKPOINTS, CONFIG
 from .saved_checkpoint import steps_in
@@ -37,23 +38,27 @@ def base_folder(recipe: Recipe) -> Path:
     return kept if kept.is_dir() else model_folder(recipe.adapt.base_model)
 
 
-def keep_base(recipe: Recipe) -> None:
-    """Keep the base in the run's folder, which must be locked, unless it is there."""
+def keep_base(recipe: Recipe, check: Check) -> None:
+    """Keep the base in the run's folder, which must be locked, and ours by `check`, unless it is
+    there."""
     folder = Path(recipe.out)
     if (folder / BASE).is_dir():
         return
     named, aside = model_folder(recipe.adapt.base_model), folder / f".{BASE}.tmp"
     try:
         unexchanged(named, lambda: _link_files(named.resolve(), empty_folder(aside)))
-        if fingerprint(aside) != recipe.adapt.base:
+        fits = fingerprint(aside) == recipe.adapt.base
+        check()
+        if not fits:
             if not steps_in(folder / CHECKPOINTS):
                 (folder / CONFIG).unlink()  # nothing was learnt: the next call begins anew
             raise ArmdError(
                 f"{named} was replaced while {folder} began; give the same command again"
             )
         write_sums(aside)
-        put_folder(aside, folder / BASE)
+        put_folder(aside, folder / BASE, check)
     finally:
+        check()
         remove(aside)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import ArmdError
 from ..model.shapes import Tensor
 from ..runtime.atomic_files import hash_file, read_text, remove, replace_text, sync_folder
+from ..runtime.lock import Check, unchecked
 from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
 from ..runtime.threads import leave_core
@@ -38,12 +39,19 @@ _NONE_YET, _NONE_LEFT, _UNREADABLE = -1, -2, -3
 
 
 class Checkpoints:
-    """The checkpoints of a run."""
+    """The checkpoints of a run. `check` raises if its folder is another's by now."""
 
     def __init__(
-        self, folder: Path, *, keep: int, group: ProcessGroup, keep_at: tuple[int, ...] = ()
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        group: ProcessGroup,
+        keep_at: tuple[int, ...] = (),
+        check: Check = unchecked,
     ) -> None:
         self.folder, self.keep, self.group, self.keep_at = folder, keep, group, keep_at
+        self.check = check
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
         if group.first:
@@ -64,6 +72,7 @@ class Checkpoints:
         them; `then` runs on the first process once the checkpoint is in place. Waits for the one
         before it, if that is not done."""
         self.wait()
+        self.check()
         if (self.folder / name_of(facts["step"])).exists():
             return
         copies = {name: local(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
@@ -104,9 +113,14 @@ class Checkpoints:
                 then(self._put_in_place(aside, facts, metrics))
         except BaseException as error:  # the training loop raises it again
             self.error = error
-            remove(aside)
+            try:
+                self.check()
+                remove(aside)
+            except ArmdError as exchanged:
+                self.error = exchanged
 
     def _write(self, aside: Path, copies: dict, rows: dict) -> None:
+        self.check()
         aside.mkdir(exist_ok=True)
         # with whole copies everywhere, the first process writes for all
         shared = any(rows.values()) or self.group.first
@@ -115,7 +129,7 @@ class Checkpoints:
         tensors = {name: t for name, t in copies.items() if t.numel()} if shared else {}
         starts = {name: rows[name] for name in tensors if rows[name]}
         digest = write_tensors(file, tensors, {"first_rows": json.dumps(starts)})
-        replace_text(aside / f"{number:05d}.sum", json.dumps({file.name: digest}))
+        self._put(aside / f"{number:05d}.sum", json.dumps({file.name: digest}))
 
     def _put_in_place(self, aside: Path, facts: dict[str, Any], metrics: str) -> Checkpoint:
         sums: dict[str, str] = {}
@@ -125,19 +139,26 @@ class Checkpoints:
             while not path.exists():
                 if time.monotonic() > deadline:
                     raise ArmdError(f"process {rank} did not write its part of {aside}")
+                self.check()
                 time.sleep(0.01)
             sums |= json.loads(path.read_text())
+            self.check()
             path.unlink()
         for name, text in ((FACTS, json.dumps(facts)), (ROWS, metrics)):
-            replace_text(aside / name, text)
+            self._put(aside / name, text)
             sums[name] = hash_file(aside / name)
-        replace_text(aside / SUMS, json.dumps(sums))
+        self._put(aside / SUMS, json.dumps(sums))
         place = self.folder / name_of(facts["step"])
+        self.check()
         aside.rename(place)
         sync_folder(self.folder)
-        replace_text(self.folder / NEWEST, json.dumps({"step": facts["step"]}))
+        self._put(self.folder / NEWEST, json.dumps({"step": facts["step"]}))
         self._remove_old()
         return Checkpoint(place, facts)
+
+    def _put(self, path: Path, text: str) -> None:
+        self.check()
+        replace_text(path, text)
 
     def _remove_old(self) -> None:
         """All but the last few, the best on held-out text, and those that were asked for."""
@@ -147,6 +168,7 @@ class Checkpoints:
         stay = {*self.keep_at, *([best] if scores[best] < float("inf") else [])}
         for step in steps[: -self.keep]:
             if step not in stay:
+                self.check()
                 away = self.folder / f".{name_of(step)}.old"
                 (self.folder / name_of(step)).rename(away)
                 remove(away)
@@ -180,6 +202,7 @@ class Checkpoints:
             warnings.warn(f"the checkpoint of step {expected} is missing", stacklevel=2)
         for step in reversed(steps):
             wrong = damage(self.folder / name_of(step))
+            self.check()
             if wrong is None:
                 if expected != step:
                     replace_text(self.folder / NEWEST, json.dumps({"step": step}))

@@ -18,6 +18,7 @@ from ..runtime.atomic_files import (
     remove,
     write_sums,
 )
+from ..runtime.lock import Check, unchecked
 from ..runtime.tensor_files import write_tensors
 from ..saved_folder import finish_folder
 from .recipe import Recipe
@@ -33,25 +34,28 @@ def export(
     *,
     about: Mapping[str, object] | None = None,
     losses: Mapping[str, float] | None = None,
+    check: Check = unchecked,
 ) -> None:
     """Write model.safetensors, the tokenizer's files and what finish_folder adds, replacing what is
-    in `out`. Averaged weights are taken where the run keeps them."""
+    in `out`, unless `check` raises. Averaged weights are taken where the run keeps them."""
     weights = {}
     prefix = "ema/" if checkpoint.facts.get("ema") else "model/"
     for name, shape in checkpoint.shapes(prefix).items():
         weights[name.removeprefix(prefix)] = torch.empty(shape)
         checkpoint.read_rows(name, weights[name.removeprefix(prefix)], 0)
     aside = out.with_name(f".{out.name}.tmp")
+    check()
     remove(out.with_name(f".{out.name}.old"))
     empty_folder(aside)
     if tokenizer.is_dir():
         copy_plain_files(tokenizer, aside, but=(SUMS, ".safetensors"))
     facts = {"format": "pt", "step": str(checkpoint.step)}
     write_tensors(aside / "model.safetensors", weights, facts)
+    check()
     count = sum(weight.numel() for weight in weights.values())
     finish_folder(aside, config, weights=count, about=about, losses=losses)
     write_sums(aside)
-    put_folder(aside, out)
+    put_folder(aside, out, check)
 
 
 def card_facts(recipe: Recipe, dataset: Dataset, checkpoint: Checkpoint) -> dict[str, Any]:

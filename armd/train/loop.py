@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ..data.dataset import Dataset, open_dataset
 from ..errors import ArmdError
 from ..runtime.atomic_files import our_folder, replace_text
 from ..runtime.device import find_device
+from ..runtime.lock import Held, watched
 from ..runtime.memory import check_memory, keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoints
@@ -30,35 +30,9 @@ from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
 from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, open_run
 from .saved_checkpoint import Checkpoint, checkpoint_of, name_of
+from .stop import Stop
 from .trainer import Batch, Trainer, learning_rate_at, load_batch
 from .validation import fixed_batches, heldout_losses, kinds_for
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Stop:
-    """Remembers SIGTERM, SIGHUP and Ctrl-C until the step is done. A second Ctrl-C stops at once.
-    A signal that was ignored, as SIGHUP is under nohup, stays ignored."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == signal.SIGINT == number:
-            raise KeyboardInterrupt
-        self.signal = number
-
-    def __enter__(self) -> "Stop":
-        self.before: dict[int, Any] = {}
-        with contextlib.suppress(ValueError):  # not the main thread: the caller has the signals
-            for number in SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self.before[number] = signal.signal(number, self._ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
 
 
 def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
@@ -70,10 +44,9 @@ def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
     keep_freed_memory()
     with process_group(find_device(recipe.machine.device)) as group, Stop() as stop:
         devices = [group.device] if group.device.type == "cuda" else []
-        ours = open_run(recipe, dataset) if group.first else contextlib.nullcontext()
-        with _quiet_warnings(group), ours, torch.random.fork_rng(devices):
-            group.wait()
-            number = (run or Run)(recipe, dataset, group).go(stop)
+        ours, forked = _ours(recipe, dataset, group), torch.random.fork_rng(devices)
+        with _quiet_warnings(group), ours as held, forked:
+            number = (run or Run)(recipe, dataset, group, held).go(stop)
     if number == signal.SIGINT:
         raise SystemExit(130)
     if number:
@@ -93,6 +66,15 @@ def check_fits(recipe: Recipe, dataset: Dataset) -> None:
 
 
 @contextlib.contextmanager
+def _ours(recipe: Recipe, dataset: Dataset, group: ProcessGroup) -> Iterator[Held]:
+    """The run's folder, which the first process locks for all."""
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(open_run(recipe, dataset)) if group.first else None
+        group.wait()
+        yield held or stack.enter_context(watched(Path(recipe.out)))
+
+
+@contextlib.contextmanager
 def _quiet_warnings(group: ProcessGroup) -> Iterator[None]:
     """Our own warnings as one line each, from the first process."""
 
@@ -108,12 +90,13 @@ def _quiet_warnings(group: ProcessGroup) -> Iterator[None]:
 class Run:
     """A run that goes on from its newest whole checkpoint."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, group: ProcessGroup) -> None:
-        self.recipe, self.dataset, self.group = recipe, dataset, group
+    def __init__(self, recipe: Recipe, dataset: Dataset, group: ProcessGroup, held: Held) -> None:
+        self.recipe, self.dataset, self.group, self.held = recipe, dataset, group, held
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
         self.trainer = self.make_trainer()
-        kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at}
+        self.check()
+        kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at, "check": self.check}
         self.checkpoints = Checkpoints(self.folder / "checkpoints", group=group, **kept)
         found = self.checkpoints.newest()
         if found is None and recipe.start_step:
@@ -134,8 +117,16 @@ class Run:
                 batch_size=recipe.machine.micro_batch,
             )
         saved = found.metrics() if found else None
+        self.check()
         self.metrics = Metrics(self.folder, step=self.step, saved=saved) if group.first else None
         self.board = _board(self.folder) if recipe.report.tensorboard and group.first else None
+
+    def check(self) -> None:
+        """Before anything is written: raise if the folder is not the one this run began in."""
+        self.held.check(
+            f"{self.folder} was removed or replaced while it was trained; nothing was written "
+            "there since; a run that was moved goes on in the folder where it is now"
+        )
 
     def make_trainer(self) -> Trainer:
         return Trainer(self.recipe, self.group, self.dataset.vocab_size)
@@ -158,9 +149,11 @@ class Run:
             if not self.total and self.group.first:
                 self.finish_without_steps()
             self.checkpoints.wait()
+            self.check()
             self.group.wait()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        except Exception as error:
+            self.check()  # what another process raised for it, or a file that is gone, follows
+            if getattr(error, "errno", 0) not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise ArmdError(
                 f"the disk of {self.folder} is full; the last checkpoint is whole; free some "
@@ -241,6 +234,7 @@ class Run:
         return next(iter(losses.values()))
 
     def _record(self, figures: dict[str, Any]) -> None:
+        self.check()
         if self.metrics:
             self.metrics.write(**figures)
         if self.board:
@@ -268,9 +262,11 @@ class Run:
         config = self.recipe.config(self.dataset.vocab_size)
         facts = card_facts(self.recipe, self.dataset, checkpoint)
         for out in self.outs(checkpoint):
+            self.check()
             if out.parent != self.folder:
                 our_folder(out.parent)
-            export(checkpoint, config, self.dataset.folder / "tokenizer", out, **facts)
+            tokenizer = self.dataset.folder / "tokenizer"
+            export(checkpoint, config, tokenizer, out, check=self.check, **facts)
 
     def _sample(self) -> None:
         """A text or two in RUN/samples. A model in shares cannot write: use its export."""
@@ -282,6 +278,7 @@ class Run:
             text = sample_texts(
                 unwrapped(self.trainer.model), self.dataset, seed=self.recipe.seed, step=self.step
             )
+        self.check()
         replace_text(our_folder(self.folder / SAMPLES) / f"{name_of(self.step)}.txt", text)
 
 

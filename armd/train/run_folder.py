@@ -13,7 +13,7 @@ from typing import IO, Any
 from ..data.dataset import Dataset
 from ..errors import ArmdError
 from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text
-from ..runtime.lock import locked
+from ..runtime.lock import Held, locked
 from .presets import PRESETS, preset
 from .recipe import Recipe
 from .recipe_files import as_json, differences, from_dict
@@ -30,10 +30,10 @@ FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, BASE, SAMPLES, BOARD)
 
 
 @contextlib.contextmanager
-def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
+def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Held]:
     """The folder of this recipe's run: a new one, or one that holds the same recipe and goes on.
     Raises, with nothing written, for a folder of anything else, and if another process trains
-    there. Inside, the run is ours."""
+    there. Inside, the run is ours, as long as what is yielded says so."""
     folder = Path(recipe.out)
     with contextlib.ExitStack() as stack:
         try:
@@ -42,7 +42,7 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
             if not (folder / CONFIG).exists() and folder.exists():
                 _check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(
+            held = stack.enter_context(
                 locked(
                     folder / LOCK,
                     f"process trains in {folder}",
@@ -54,7 +54,7 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Path]:
             raise ArmdError(
                 f"cannot write to {folder} ({error.strerror or error}); choose another folder"
             ) from None
-        yield folder
+        yield held
 
 
 def _check_new(folder: Path) -> None:
