@@ -66,6 +66,12 @@ def test_folder_parquet_and_hub_format_give_the_same_documents(tmp_path: Path):
     pyarrow.parquet.write_table(table, only / "train.parquet")
     hub = find_source(f"hf:{only}", Reading(field="body"))
     assert [d.text for d in hub.documents()] == STORIES[:200]
+    before = hub.fingerprint()
+    (only / "README.md").write_text("---\nconfigs:\n- data_files: ../secret.txt\n---\n")
+    again = find_source(f"hf:{only}", Reading(field="body"))
+    assert again.fingerprint() != before
+    with pytest.raises(ArmdError, match="which is refused"):
+        list(again.documents())
 
 
 def test_sources_by_one_word():

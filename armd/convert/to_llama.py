@@ -83,6 +83,9 @@ def open_ours(run: str) -> Ours:
         return apart(whole(where[name]), pieces[where[name]])[name]
 
     notes = read_json(folder / NOTES, run) if (folder / NOTES).is_file() else {}
+    longest = notes.get("max_position_embeddings", 1)
+    if type(longest) is not int or not 0 < longest < 1 << 31:
+        raise ArmdError(f"{folder / NOTES} is damaged (max_position_embeddings); convert it again")
     return Ours(folder, config, pieces, read, whole("norm.weight").dtype, notes)
 
 

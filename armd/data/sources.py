@@ -6,10 +6,12 @@ import importlib.util
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..errors import ArmdError
+from ..model.folder_check import check_inside
 from ..runtime.atomic_files import hash_file
 from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
 from .hub import hub_rows, require_hub
@@ -76,6 +78,18 @@ def digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
+def check_local(folder: Path) -> None:
+    """Raise if a folder in the hub's form leads out of itself: by a link, or by a README that says
+    which files to read."""
+    check_inside(folder)
+    readme = folder / "README.md"
+    if readme.is_file() and b"data_files" in readme.read_bytes():
+        raise ArmdError(
+            f"{readme} names files to read (data_files), which is refused; remove that, or prepare "
+            "the files themselves"
+        )
+
+
 @dataclass(frozen=True)
 class HubDataset:
     """A Hugging Face dataset, streamed."""
@@ -108,11 +122,20 @@ class HubDataset:
     def open(self):
         if not Path(self.name).exists():
             require_hub(f"hf:{self.name}", "prepare local .parquet or .jsonl files instead")
+        else:
+            check_local(Path(self.name))
         return hub_rows(self.name, self.config, self.split, self.revision)
 
     def fingerprint(self) -> str:
         at = f"@{self.revision}" if self.revision else ""
-        return f"hf:{self.name}:{self.config}:{self.split}{at}"
+        return f"hf:{self.name}:{self.config}:{self.split}{at}{self.local_digest}"
+
+    @cached_property
+    def local_digest(self) -> str:
+        """Of the files, where they are here: their names would not tell that they changed."""
+        files = sorted(path for path in Path(self.name).rglob("*") if path.is_file())
+        sums = "".join(f"{path.name} {hash_file(path)}" for path in files)
+        return f"#{hashlib.sha256(sums.encode()).hexdigest()[:16]}" if files else ""
 
     def names_fingerprint(self) -> str:
         return self.fingerprint()

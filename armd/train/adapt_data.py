@@ -81,7 +81,7 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
     tokenizer = find_tokenizer(str(base), (), rows=False)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if (folder / MANIFEST).is_file():
-        if open_dataset(folder).manifest["options"].get("samples") == digest:
+        if open_dataset(folder).manifest.get("options", {}).get("samples") == digest:
             return folder
         raise ArmdError(f"{folder} holds other samples; remove it or choose another --out")
     size, dtype = tokenizer.vocab_size, np.dtype("<u4")
