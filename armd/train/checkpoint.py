@@ -177,7 +177,7 @@ class Checkpoints:
         try:
             facts = json.loads(read_text(self.folder / name_of(step) / FACTS))
             return float(facts["heldout"] or "inf")
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return float("inf")
 
     def steps(self) -> list[int]:
