@@ -164,9 +164,13 @@ def digest_of(model: ArmdLM) -> list[int]:
     """Of the weights, by their bits: optimizers may change them without a trace."""
     import torch
 
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    weights = [weight.detach() for weight in model.parameters()]
-    return [int(weight.view(whole[weight.element_size()]).sum()) for weight in weights]
+    def bits(weight: torch.Tensor) -> int:
+        flat, size = weight.detach().flatten(), weight.element_size()
+        wide = 8 if len(flat) * size % 8 == 0 and flat.data_ptr() % 8 == 0 else size  # faster
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return int(flat.view(whole[wide]).sum())
+
+    return [bits(weight) for weight in model.parameters()]
 
 
 def _generator(seed: int | None) -> Any:
