@@ -10,6 +10,7 @@ import torch
 
 import armd
 from armd import cli
+from armd.convert import to_gguf
 from armd.errors import ArmdError
 from armd.native import library as native
 from armd.native.linear import SkinnyLinear
@@ -208,6 +209,26 @@ def test_two_do_not_write_one_model(source: Path, tmp_path: Path, words: tuple[s
         assert [path.name for path in tmp_path.iterdir()] == [f".{name}.lock"]
     cli.run(command)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_where_another_folder_took_its_place(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other has written of it so far is neither put in place nor removed."""
+    place, names = tmp_path / "place", (".out.gguf.lock", ".out.gguf.tmp")
+
+    def exchanged(*_: object) -> None:
+        place.rename(tmp_path / "moved")
+        place.mkdir()
+        for name in names:
+            (place / name).write_text("theirs")
+
+    monkeypatch.setattr(to_gguf, "write", exchanged)
+    with pytest.raises(ArmdError, match="place was removed or replaced meanwhile"):
+        cli.run(["convert", str(source), str(place / "out.gguf"), "--to", "gguf"])
+    assert {path.name: path.read_text() for path in place.iterdir()} == dict.fromkeys(
+        names, "theirs"
+    )
 
 
 def test_what_appears_while_a_folder_is_filled_is_not_replaced(tmp_path: Path) -> None:
