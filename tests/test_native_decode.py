@@ -135,7 +135,7 @@ def test_the_bias_to_the_right_acts_on_keys_to_the_right_alone() -> None:
 
     before = {kind: written(kind) for kind in ("left to right", "strided")}
     with torch.no_grad():
-        for layer in model.layers:
+        for layer in packed.layers:
             layer.right_bias.sub_(3)
     assert torch.equal(written("left to right"), before["left to right"])
     assert not torch.allclose(written("strided"), before["strided"], atol=1e-3)
@@ -153,7 +153,7 @@ def test_adapters_change_no_bit_left_to_right() -> None:
     kinds = ("left to right", "prompt", "strided", "infill")
     before = {kind: written(kind) for kind in kinds}
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in packed.named_parameters():
             if name.endswith(".lora_b"):
                 weight.mul_(2)
     for kind in kinds[:2]:
