@@ -183,6 +183,15 @@ def test_a_large_model_has_all_threads_and_a_small_one_a_thread(monkeypatch) -> 
     assert slots.threads_for(model) == 6
 
 
+def test_more_connections_than_files_are_refused_before_the_model_is_loaded(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr("armd.serve.command.load", lambda _: pytest.fail("too late"))
+    with pytest.raises(ArmdError, match=r"lower it to 1\d\d, .*ulimit -n"):
+        serve(Serving(folder, port=0, connections=1000))
+
+
 @pytest.mark.parametrize("where", ["/dev/full", "a pipe that nobody reads"])
 def test_the_line_that_it_is_ready_may_be_lost(folder: str, where: str) -> None:
     """A full disk under the log, or a reader that has left: clients are served."""

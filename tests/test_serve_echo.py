@@ -166,3 +166,27 @@ def test_the_answer_is_the_same_json_whole_or_choice_by_choice(server) -> None:
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
     assert found["choices"][2]["text"].startswith('"choices":[]')
     assert found["usage"]["prompt_tokens"] == 14
+
+
+def test_no_text_is_encoded_on_the_event_loop() -> None:
+    """A tokenizer's patterns may take minutes for a short text."""
+    asked = {
+        "completions": {"prompt": "a", "max_tokens": 1},
+        "infill": {"text": "a ____", "blank_length": 1},
+        "score": {"text": "ab"},
+        "tokenize": {"text": "ab"},
+    }
+    with running() as server:
+        reader, seen = server.service.tokenizer, []
+        encode = reader.encode
+
+        def watched(*args):
+            seen.append(threading.current_thread().name)
+            return encode(*args)
+
+        reader.encode = watched
+        for route, body in asked.items():
+            before = len(seen)
+            assert httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60).status_code == 200
+            assert len(seen) > before
+        assert not [name for name in seen if name.startswith(("Thread-", "MainThread"))], seen

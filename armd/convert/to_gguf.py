@@ -55,7 +55,7 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
                 if out.exists():  # another process was faster
                     raise FileExistsError(errno.EEXIST, "it is there already")
                 raise_if_stopped()
-                held.check(f"{out.parent} was removed or replaced meanwhile; nothing was written")
+                held.check()
                 aside.rename(out)
             finally:
                 if held.ours():

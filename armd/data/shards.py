@@ -93,7 +93,7 @@ def complete_folder(final: Path) -> Iterator[Path]:
             try:
                 yield empty_folder(staging)
                 raise_if_stopped()
-                held.check(f"{final.parent} was removed or replaced meanwhile; nothing was written")
+                held.check()
                 os.rename(staging, final)
                 sync_folder(final.parent)
             finally:

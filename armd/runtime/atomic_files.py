@@ -145,7 +145,7 @@ def new_folder(out: Path) -> Iterator[Path]:
                 yield empty_folder(aside)
                 sync_tree(aside)
                 raise_if_stopped()
-                held.check(f"{final.parent} was removed or replaced meanwhile; nothing was written")
+                held.check()
                 aside.rename(final)  # fails where something was put there meanwhile
                 sync_folder(final.parent)
             finally:

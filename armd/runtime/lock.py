@@ -34,10 +34,11 @@ class Held:
         except OSError:
             return False
 
-    def check(self, lost: str) -> None:
+    def check(self, lost: str = "") -> None:
         """Raise `lost` unless it is still ours."""
         if not self.ours():
-            raise ArmdError(lost)
+            usual = f"{self.path.parent} was removed or replaced meanwhile; nothing was written"
+            raise ArmdError(lost or usual)
 
 
 @contextlib.contextmanager
