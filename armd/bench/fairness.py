@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -33,34 +34,48 @@ class Share:
     size: str
     others: str
     tokens_per_second: float
+    """The median of the rounds."""
     share: float
-    """Of what they get with nobody beside them."""
+    """Of what they get with nobody beside them in the same round: the median of the rounds."""
+    best: float
+    """The best round's tokens/s, of the best with nobody beside them."""
     others_per_second: float
-    """Answers a second that the others get."""
+    """Answers a second that the others get: the median."""
 
 
 def bench_fair(
     size: Literal["demo", "small"] = "demo",
     seconds: Annotated[float, tyro.conf.arg(help="of each measurement")] = 3.0,
-    repeats: int = 3,
+    repeats: int = 7,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> None:
-    """Time four clients that stream texts, beside others of each kind, interleaved; the best of
-    the repeats counts. Weights are random; each group of clients is a process of its own."""
+    """Time four clients that write texts without a pause, beside others of each kind, in rounds of
+    all kinds. Weights are random; each group of clients is a process of its own."""
     from .serve import serving
     from .timing import check_positive
 
     check_positive(seconds=seconds, repeats=repeats)
-    best: dict[str, tuple[float, float]] = {}
+    rounds: list[dict[str, tuple[float, float]]] = []
     with serving(size, 8) as (_, port):
         for _ in range(repeats):
-            for name in OTHERS:
-                best[name] = max(best.get(name, (0.0, 0.0)), measure(port, name, seconds))
-    alone = best["nobody"][0] or 1.0
-    found = [Share(size, name, rate, rate / alone, more) for name, (rate, more) in best.items()]
+            rounds.append({name: measure(port, name, seconds) for name in OTHERS})
+    found = [share_of(size, name, rounds) for name in OTHERS]
     show(found)
     if json_file:
         json_file.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+
+
+def share_of(size: str, name: str, rounds: list[dict[str, tuple[float, float]]]) -> Share:
+    rates = [(one[name][0], one["nobody"][0] or 1.0) for one in rounds]
+    best, alone = (max(column) for column in zip(*rates, strict=True))
+    return Share(
+        size,
+        name,
+        tokens_per_second=median(rate for rate, _ in rates),
+        share=median(rate / alone for rate, alone in rates),
+        best=best / alone,
+        others_per_second=median(one[name][1] for one in rounds),
+    )
 
 
 def measure(port: int, others: str, seconds: float) -> tuple[float, float]:
@@ -107,11 +122,12 @@ async def clients(port: int, kind: str, seconds: float) -> float:
 
 def show(found: list[Share]) -> None:
     print(f"{found[0].size}: four clients beside others")
-    header = ["beside", "tokens/s of the four", "share", "answers/s of the others"]
+    header = ["beside", "tokens/s of the four", "share", "best", "answers/s of the others"]
     lines = []
     for row in found:
-        cells = (f"{row.tokens_per_second:.0f}", f"{row.share:.0%}", f"{row.others_per_second:.1f}")
-        lines.append([row.others, *cells])
+        shares = (f"{row.share:.0%}", f"{row.best:.0%}")
+        rate, others = f"{row.tokens_per_second:.0f}", f"{row.others_per_second:.1f}"
+        lines.append([row.others, rate, *shares, others])
     print(table(header, lines))
 
 

@@ -43,6 +43,8 @@ class SequenceArrays:
     def top_logprobs(self, size: int) -> list[tuple[TopLogprob, ...]]:
         """The most probable tokens at each of the `size` positions of the last step."""
         n = self.struct.n_top
+        if not n:
+            return [()] * size
         pairs = list(map(TopLogprob, *(table[: n * size] for table in self.top)))
         return [tuple(pairs[i * n : (i + 1) * n]) for i in range(size)]
 

@@ -12,6 +12,7 @@ typedef double doubles __attribute__((vector_size(8 * LANES), aligned(8)));
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int64_t longs __attribute__((vector_size(8 * LANES), aligned(8)));
+typedef uint64_t eight __attribute__((aligned(1), may_alias)); /* flags of LANES tokens */
 
 /* 1 / k!, from k = 13 down. */
 static const double series[] = {1 / 6227020800., 1 / 479001600., 1 / 39916800., 1 / 3628800.,
@@ -31,16 +32,42 @@ static inline doubles exponential(doubles x) {
     return (doubles)(((longs)p + ((longs)shifted << 52)) & ~tiny);
 }
 
-/* Weights of one block, relative to the largest logit. */
-static double weigh(const float *logits, long count, double most, double rate, double *out) {
+/* Logits of a row, or of a part of it. With `seen`, those of tokens that the sequence has are made
+ * smaller. */
+typedef struct {
+    const float *logits;
+    const unsigned char *seen;
+    double penalty;
+    long count;
+} scores;
+
+static double score(scores s, long i) {
+    const double x = s.logits[i];
+    return !s.seen || !s.seen[i] ? x : x > 0 ? x / s.penalty : x * s.penalty;
+}
+
+/* LANES of them, -inf behind the end. */
+static inline doubles load(scores s, long i) {
+    doubles x;
+    if (i + LANES <= s.count && (!s.seen || !*(const eight *)(s.seen + i)))
+        x = __builtin_convertvector(*(const floats *)(s.logits + i), doubles);
+    else
+        for (int j = 0; j < LANES; j++) x[j] = i + j < s.count ? score(s, i + j) : -INFINITY;
+    return x;
+}
+
+static scores part_of(scores s, long start, long most) {
+    const long left = s.count - start;
+    return (scores){s.logits + start, s.seen ? s.seen + start : NULL, s.penalty,
+                    left < most ? left : most};
+}
+
+/* Weights of one block, relative to the largest score. */
+static double weigh(scores s, double most, double rate, double *out) {
+    const long count = s.count;
     doubles total = {0};
     for (long i = 0; i < count; i += LANES) {
-        doubles x;
-        if (i + LANES <= count)
-            x = __builtin_convertvector(*(const floats *)(logits + i), doubles);
-        else
-            for (int j = 0; j < LANES; j++) x[j] = i + j < count ? logits[i + j] : -INFINITY;
-        const doubles weight = exponential((x - most) * rate);
+        const doubles weight = exponential((load(s, i) - most) * rate);
         total += weight;
         if (out && i + LANES <= count)
             *(doubles *)(out + i) = weight;
@@ -67,18 +94,31 @@ static float largest(const float *x, long count) {
     return most;
 }
 
+static double largest_score(scores s) {
+    doubles lanes = {0};
+    lanes -= INFINITY;
+    for (long i = 0; i < s.count; i += LANES) {
+        const doubles next = load(s, i);
+        const longs first = next > lanes;
+        lanes = (doubles)(((longs)next & first) | ((longs)lanes & ~first));
+    }
+    double most = -INFINITY;
+    for (int j = 0; j < LANES; j++) most = lanes[j] > most ? lanes[j] : most;
+    return most;
+}
+
 /* The first token whose cumulative weight exceeds uniform * total; never one of weight 0. */
-static long invert(const float *logits, long count, double most, double rate, double uniform,
-                 const double *sums) {
-    const long blocks = (count + BLOCK - 1) / BLOCK;
+static long invert(scores s, double most, double rate, double uniform, const double *sums) {
+    const long blocks = (s.count + BLOCK - 1) / BLOCK;
     double total = 0, before = 0, weights[BLOCK];
     for (long b = 0; b < blocks; b++) total += sums[b];
     const double target = fmin(uniform * total, nextafter(total, 0));
     long b = 0, token = 0;
     while (b < blocks - 1 && before + sums[b] <= target) before += sums[b++];
-    const long start = b * BLOCK, size = count - start < BLOCK ? count - start : BLOCK;
-    weigh(logits + start, size, most, rate, weights);
-    for (long i = 0; i < size; i++) {
+    const long start = b * BLOCK;
+    const scores part = part_of(s, start, BLOCK);
+    weigh(part, most, rate, weights);
+    for (long i = 0; i < part.count; i++) {
         if (weights[i] > 0) token = start + i;
         if ((before += weights[i]) > target) break;
     }
@@ -90,10 +130,6 @@ static double rate_of(const sampling *c) { return fmin(1 / c->temperature, 1e300
 
 static int filters(const sampling *c) {
     return c->temperature > 0 && (c->top_k || c->top_p || c->min_p);
-}
-
-static int penalised(const sampling *c, const unsigned char *const *seen, long row) {
-    return c->repetition_penalty != 1 && seen && seen[row];
 }
 
 /* Weights in (0, 1] fall into buckets by size, the largest first: 16 for each power of two, the last
@@ -155,38 +191,6 @@ static int is_kept(double weight, long token, item last) {
     return weight > last.weight || (weight == last.weight && token <= last.token);
 }
 
-/* Weights of all tokens, relative to the largest logit. */
-static void fill_weights(const float *logits, long count, double most, double rate,
-                         double *weights) {
-    for (long start = 0; start < count; start += BLOCK) {
-        const long left = count - start;
-        weigh(logits + start, left < BLOCK ? left : BLOCK, most, rate, weights + start);
-    }
-}
-
-/* The logits in float64, those of tokens that the sequence has made smaller. Returns the first of the
- * largest. */
-static long penalise(const float *logits, long count, const unsigned char *seen, double penalty,
-                     double *scores) {
-    long best = 0;
-    for (long i = 0; i < count; i++) {
-        const double x = logits[i];
-        scores[i] = !seen[i] ? x : x > 0 ? x / penalty : x * penalty;
-        if (scores[i] > scores[best]) best = i;
-    }
-    return best;
-}
-
-/* From scores to weights relative to the largest, in place. */
-static void weigh_scores(double *scores, long count, double most, double rate) {
-    for (long i = 0; i < count; i += LANES) {
-        doubles x = {0};
-        for (int j = 0; j < LANES; j++) x[j] = i + j < count ? scores[i + j] : -INFINITY;
-        const doubles weight = exponential((x - most) * rate);
-        for (int j = 0; j < LANES && i + j < count; j++) scores[i + j] = weight[j];
-    }
-}
-
 /* Sample among the tokens that the filters keep. `items` has room for all tokens. */
 static long sample_weights(double *weights, long count, const sampling *c, double uniform,
                            item *items) {
@@ -213,28 +217,28 @@ static long sample_weights(double *weights, long count, const sampling *c, doubl
     return token;
 }
 
-static long first_largest(const float *logits, long count, float most) {
-    for (long i = 0; i < count; i++)
-        if (logits[i] == most) return i;
+static long first_largest(scores s, double most) {
+    for (long i = 0; i < s.count; i++)
+        if (score(s, i) == most) return i;
     return 0;
 }
 
-/* For rows with filters or a penalty, which need the weights of all tokens at once. -1 if there is no
- * memory. */
-static long sample_slowly(const float *logits, long count, double most, const sampling *c,
-                          const unsigned char *seen, double uniform) {
-    double *weights = malloc((sizeof(double) + sizeof(item)) * count);
+/* For rows with filters, which need the weights of all tokens at once. -1 if there is no memory. */
+static long sample_filtered(scores s, double most, const sampling *c, double uniform) {
+    double *weights = malloc((sizeof(double) + sizeof(item)) * s.count);
     if (!weights) return -1;
-    long token = 0;
-    if (seen) {
-        token = penalise(logits, count, seen, c->repetition_penalty, weights);
-        if (c->temperature > 0) weigh_scores(weights, count, weights[token], rate_of(c));
-    } else
-        fill_weights(logits, count, most, rate_of(c), weights);
-    if (c->temperature > 0)
-        token = sample_weights(weights, count, c, uniform, (item *)(weights + count));
+    for (long start = 0; start < s.count; start += BLOCK)
+        weigh(part_of(s, start, BLOCK), most, rate_of(c), weights + start);
+    const long token = sample_weights(weights, s.count, c, uniform, (item *)(weights + s.count));
     free(weights);
     return token;
+}
+
+static scores scores_of(const float *logits, long count, const sampling *c,
+                        const unsigned char *const *seen, long row) {
+    const int penalised = c[row].repetition_penalty != 1 && seen;
+    return (scores){logits + row * count, penalised ? seen[row] : NULL, c[row].repetition_penalty,
+                    count};
 }
 
 /* logits (rows, count), uniform and samplings (rows); given[r] >= 0 is a token to be taken; seen[r],
@@ -245,9 +249,10 @@ int sample_rows(const float *logits, const double *uniform, const long *given,
                 const sampling *samplings, const unsigned char *const *seen, long rows, long count,
                 long *token, double *logp) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
-    double *sums = malloc(sizeof(double) * rows * (2 * blocks + 1));
+    double *sums = malloc(sizeof(double) * rows * (2 * blocks + 2));
     if (!sums) return -1;
-    double *plain = sums + rows * blocks, *most = plain + rows * blocks;
+    /* of the logits, then of the scores */
+    double *plain = sums + rows * blocks, *most = plain + rows * blocks, *top = most + rows;
     int failed = 0;
 #pragma omp parallel
     {
@@ -258,22 +263,25 @@ int sample_rows(const float *logits, const double *uniform, const long *given,
         }
 #pragma omp for schedule(static)
         for (long r = 0; r < rows; r++) {
+            const scores all = scores_of(logits, count, samplings, seen, r);
             most[r] = -INFINITY;
             for (long b = 0; b < blocks; b++) most[r] = fmax(most[r], plain[r * blocks + b]);
+            top[r] = all.seen ? largest_score(all) : most[r];
         }
 #pragma omp for schedule(static)
         for (long i = 0; i < rows * blocks; i++) {
-            const long r = i / blocks, start = i % blocks * BLOCK, left = count - start;
-            const long size = left < BLOCK ? left : BLOCK;
-            const float *part = logits + r * count + start;
-            sums[i] = plain[i] = weigh(part, size, most[r], 1, NULL);
+            const long r = i / blocks;
             const sampling *c = samplings + r;
-            if (c->temperature > 0 && c->temperature != 1 && !filters(c) && !penalised(c, seen, r))
-                sums[i] = weigh(part, size, most[r], rate_of(c), NULL);
+            const scores all = scores_of(logits, count, samplings, seen, r);
+            const scores part = part_of(all, i % blocks * BLOCK, BLOCK);
+            const scores unchanged = {part.logits, NULL, 1, part.count};
+            sums[i] = plain[i] = weigh(unchanged, most[r], 1, NULL);
+            if (c->temperature > 0 && !filters(c) && (c->temperature != 1 || part.seen))
+                sums[i] = weigh(part, top[r], rate_of(c), NULL);
         }
 #pragma omp for schedule(static)
         for (long r = 0; r < rows; r++) {
-            const float *row = logits + r * count;
+            const scores all = scores_of(logits, count, samplings, seen, r);
             const sampling *c = samplings + r;
             double total = 0;
             for (long b = 0; b < blocks; b++) total += plain[r * blocks + b];
@@ -283,15 +291,14 @@ int sample_rows(const float *logits, const double *uniform, const long *given,
             }
             if (given && given[r] >= 0)
                 token[r] = given[r];
-            else if (filters(c) || penalised(c, seen, r)) {
-                const unsigned char *has = penalised(c, seen, r) ? seen[r] : NULL;
-                token[r] = sample_slowly(row, count, most[r], c, has, uniform[r]);
+            else if (filters(c)) {
+                token[r] = sample_filtered(all, top[r], c, uniform[r]);
                 if (token[r] < 0) token[r] = 0, failed = -1;
             } else if (c->temperature <= 0)
-                token[r] = first_largest(row, count, most[r]);
+                token[r] = first_largest(all, top[r]);
             else
-                token[r] = invert(row, count, most[r], rate_of(c), uniform[r], sums + r * blocks);
-            logp[r] = row[token[r]] - most[r] - log(total);
+                token[r] = invert(all, top[r], rate_of(c), uniform[r], sums + r * blocks);
+            logp[r] = all.logits[token[r]] - most[r] - log(total);
         }
     }
     free(sums);
