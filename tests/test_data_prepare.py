@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_help import stored_shards
 from patience import PATIENCE
 
 from armd.data.dataset import Dataset, open_dataset
@@ -60,7 +61,9 @@ def test_same_bytes_with_one_and_two_workers(tmp_path: Path, options: tuple[str,
     dataset = open_dataset(tmp_path / "1", verify=True)
     # A document cut for the workers is still one document, with one EOS.
     splits = [dataset.split(name) for name in ("train", "heldout")]
-    ends = sum(int((shard == dataset.eos).sum()) for split in splits for shard in split.maps)
+    ends = sum(
+        int((shard == dataset.eos).sum()) for split in splits for shard in stored_shards(split)
+    )
     documents, cut = (
         sum(split[key] for split in dataset.manifest["splits"].values())
         for key in ("documents", "cut")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_help import stored_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ def rowed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def stream(split: Split) -> np.ndarray:
-    return np.concatenate(split.maps).astype(np.int64)
+    return np.concatenate(stored_shards(split)).astype(np.int64)
 
 
 @settings(max_examples=200, deadline=None)

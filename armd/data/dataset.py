@@ -1,4 +1,4 @@
-"""A prepared dataset: what its manifest says, and windows of tokens mapped from its shards."""
+"""A prepared dataset: what its manifest says, and windows of tokens from its shards."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -13,9 +13,13 @@ from ..errors import ArmdError
 from ..model.folder_check import check_inside
 from ..runtime.atomic_files import hash_file
 from .manifest import DTYPES, read_manifest
+from .shard_file import ShardFile, Stamp
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+MOST_OPEN = 256
+"""Shards that a split keeps open: a shell allows a process 1,024 files or fewer."""
 
 
 @dataclass(frozen=True)
@@ -102,48 +106,46 @@ class Split:
         return list(accumulate((shard["tokens"] for shard in self.shards), initial=0))
 
     @cached_property
-    def maps(self) -> list[np.ndarray]:
-        dtype = np.dtype(self.dataset.manifest["dtype"]).newbyteorder("<")
-        files = [self.dataset.folder / shard["file"] for shard in self.shards]
-        # Plain arrays over the mapping: slicing a memmap object costs several times more.
-        return [
-            np.asarray(np.memmap(file, dtype, mode="r"))
-            if file.stat().st_size
-            else np.empty(0, dtype)
-            for file in files
-        ]
-
-    def shard(self, index: int) -> np.ndarray:
-        """The tokens of a shard; its checksum and its token ids are checked the first time."""
-        found = self.maps[index]
-        if index not in self.checked:
-            file = self.dataset.folder / self.shards[index]["file"]
-            stamp = _stamp(file)
-            check_shard(file, self.shards[index], found.itemsize, verify=True)
-            if len(found) and int(found.max()) >= self.dataset.vocab_size:
-                raise ArmdError(f"{file} holds tokens beyond its vocabulary; prepare it again")
-            self.checked[index] = stamp
-        return found
+    def opened(self) -> dict[int, ShardFile]:
+        """The shards that are open, the oldest first."""
+        return {}
 
     @cached_property
-    def checked(self) -> dict[int, tuple[int, ...]]:
+    def checked(self) -> dict[int, Stamp]:
         """The shards whose checksums were compared, and the stamps of their files then."""
         return {}
 
+    def shard(self, index: int) -> ShardFile:
+        """A shard; its checksum and its token ids are checked the first time."""
+        if index in self.opened:
+            return self.opened[index]
+        record, manifest = self.shards[index], self.dataset.manifest
+        path = self.dataset.folder / record["file"]
+        check_shard(path, record, DTYPES[manifest["dtype"]], verify=False)
+        found = ShardFile(path, manifest["dtype"])
+        if self.checked.get(index) != found.stamp:
+            self.checked[index] = found.check(record["sha256"], self.dataset.vocab_size)
+        if len(self.opened) >= MOST_OPEN:
+            oldest = next(iter(self.opened))
+            self._check_unchanged(oldest)
+            del self.opened[oldest]
+        self.opened[index] = found
+        return found
+
     def check_unchanged(self) -> None:
-        """Raise if somebody wrote into a shard since it was first read."""
-        for index, stamp in self.checked.items():
-            shard = self.shards[index]
-            file = self.dataset.folder / shard["file"]
-            if not file.exists() or _stamp(file) == stamp:
-                continue
-            try:  # it may be a new file with the same tokens
-                check_shard(file, shard, self.maps[index].itemsize, verify=True)
-            except ArmdError:
-                raise ArmdError(
-                    f"{file} was changed while it was read; put the old one back and give the same "
-                    "command again"
-                ) from None
+        """Raise if somebody wrote into a shard since it was first read. Another file under its name
+        is not read."""
+        for index in self.opened:
+            self._check_unchanged(index)
+
+    def _check_unchanged(self, index: int) -> None:
+        shard = self.opened[index]
+        if shard.stamp == self.checked[index]:
+            return
+        try:  # the same tokens may have been written again
+            self.checked[index] = shard.check(self.shards[index]["sha256"], self.dataset.vocab_size)
+        except ArmdError:
+            raise shard.changed() from None
 
     def windows(self, length: int) -> int:
         """Full windows of `length`; the rows, if each document is a row."""
@@ -171,7 +173,8 @@ class Split:
         while filled < len(row):
             shard = bisect_right(self.starts, begin) - 1
             inside = begin - self.starts[shard]
-            part = self.shard(shard)[inside : inside + len(row) - filled]
+            upto = min(inside + len(row) - filled, self.starts[shard + 1] - self.starts[shard])
+            part = self.shard(shard).read(inside, upto)
             row[filled : filled + len(part)] = part
             filled += len(part)
             begin = (begin + len(part)) % self.n_tokens
@@ -180,11 +183,6 @@ class Split:
         """The tokens after the last full window: fewer than `length`, maybe none."""
         begin = self.windows(length) * length
         return self.gather(self.n_tokens - begin, np.array([begin]))[0]
-
-
-def _stamp(file: Path) -> tuple[int, ...]:
-    facts = file.stat()
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def open_dataset(folder: Path | str, *, verify: bool = False) -> Dataset:

@@ -1,0 +1,90 @@
+"""Laws: what happens to a dataset's files while they are read changes no token that is learnt."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_help import stored_shards
+from training_help import prepare_corpus, tiny
+
+from armd.data.prepare import Preparation, prepare
+from armd.errors import ArmdError
+from armd.train.loop import train
+from armd.train.trainer import Trainer
+
+WEIGHTS = "export/model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A dataset, and the weights of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    data = prepare_corpus(folder)
+    return data, (train(tiny(data, folder / "run")) / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("left", [1.0, 0.5, 0.0])
+def test_a_shard_that_is_changed_while_a_run_reads_it_ends_the_run(
+    undisturbed: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float
+) -> None:
+    """Overwritten, or cut to a half or to nothing: with no checkpoint of what it learnt since; with
+    the old one back, it ends as it would."""
+    shutil.copytree(undisturbed[0], data := tmp_path / "data")
+    shard, step = data / "train-00000.bin", Trainer.train_step
+    before = shard.read_bytes()
+
+    def with_more(self, batch, **rest):
+        if batch.step == 7:
+            shard.write_bytes(b"\x07\x00" * int(len(before) // 2 * left))
+        return step(self, batch, **rest)
+
+    with monkeypatch.context() as patch, pytest.raises(ArmdError, match="was changed while"):
+        patch.setattr(Trainer, "train_step", with_more)
+        train(tiny(data, tmp_path / "run"))
+    shard.unlink()
+    shard.write_bytes(before)  # a new file with the same tokens
+    run = train(tiny(data, tmp_path / "run"))
+    assert (run / WEIGHTS).read_bytes() == undisturbed[1]
+
+
+def test_a_shard_that_is_removed_or_replaced_under_a_run_is_read_as_it_was(
+    undisturbed: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed[0], data := tmp_path / "data")
+    shard, step = data / "train-00000.bin", Trainer.train_step
+
+    def without(self, batch, **rest):
+        if batch.step == 5:
+            shard.unlink()
+        if batch.step == 9:
+            shard.write_bytes(b"")
+        return step(self, batch, **rest)
+
+    monkeypatch.setattr(Trainer, "train_step", without)
+    run = train(tiny(data, tmp_path / "run"))
+    assert (run / WEIGHTS).read_bytes() == undisturbed[1]
+
+
+def test_more_shards_than_stay_open_are_read_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("armd.data.dataset.MOST_OPEN", 3)
+    source = tmp_path / "text.txt"
+    source.write_text("".join(f"line {n}\n" for n in range(40)))
+    options = {"documents": "line", "workers": 1, "shard_tokens": 17}
+    made = Preparation(str(source), "byte", tmp_path / "data", **options)
+    split = prepare(made).split("train")
+    read = np.concatenate(
+        [split.gather(5, np.array([at]))[0] for at in range(0, split.n_tokens, 5)]
+    )
+    assert len(split.opened) == 3 < len(split.shards) == len(split.checked)
+    stored = np.concatenate(stored_shards(split))
+    assert np.array_equal(read[: len(stored)], stored)
+    last = max(split.opened)
+    split.shard(0)
+    file = split.dataset.folder / split.shards[last]["file"]
+    file.write_bytes(file.read_bytes()[::-1])
+    with pytest.raises(ArmdError, match="was changed while"):
+        for index in range(3):
+            split.shard(index)
