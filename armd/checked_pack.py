@@ -12,7 +12,8 @@ import torch
 
 from .generation.api import stream
 from .model import order as orders
-from .model.likelihood import log_likelihood, without_dropout
+from .model.eval_mode import without_dropout
+from .model.likelihood import log_likelihood
 from .model.modeling_armd import ArmdLM
 from .native.linear import BITS
 from .native.packed import FastLM, pack, with_cache

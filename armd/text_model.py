@@ -52,11 +52,13 @@ class TextModel:
         """The model packed for decoding, where that is to be had, and checked against it; packed
         anew if its weights were changed."""
         from .checked_pack import pack_checked
+        from .native.checksum import checksum
 
         with self._lock:
-            now = digest_of(self.model)
-            if self._packed.get("digest") != now:
-                self._packed.update(fast=pack_checked(self.model, self.weights), digest=now)
+            on_cpu = self.model.device.type == "cpu"  # elsewhere nothing is packed
+            now = [checksum(weight) for weight in self.model.parameters() if on_cpu]
+            if self._packed.get("checksums") != now:
+                self._packed.update(fast=pack_checked(self.model, self.weights), checksums=now)
             return self._packed["fast"]
 
     @cached_property
@@ -132,7 +134,8 @@ class TextModel:
         armd.order.named: strided (streams), random, shuffled (rho), masking (steps)."""
         import torch
 
-        from .model.likelihood import log_likelihood, without_dropout
+        from .model.eval_mode import without_dropout
+        from .model.likelihood import log_likelihood
         from .model.order import named
 
         tokens = self.encode(text)
@@ -158,19 +161,6 @@ def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> Tex
     made = TextModel(model_folder(path), model, tokenizer, weights)
     _ = made.fast  # packed now: the first text need not wait, nor fail
     return made
-
-
-def digest_of(model: ArmdLM) -> list[int]:
-    """Of the weights, by their bits: optimizers may change them without a trace."""
-    import torch
-
-    def bits(weight: torch.Tensor) -> int:
-        flat, size = weight.detach().flatten(), weight.element_size()
-        wide = 8 if len(flat) * size % 8 == 0 and flat.data_ptr() % 8 == 0 else size  # faster
-        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        return int(flat.view(whole[wide]).sum())
-
-    return [bits(weight) for weight in model.parameters()]
 
 
 def _generator(seed: int | None) -> Any:

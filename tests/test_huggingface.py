@@ -44,7 +44,7 @@ def test_the_folder_holds_weights_config_and_code_and_no_pickle(
 ) -> None:
     files = {path.name for path in saved[1].iterdir()}
     code = ["adapted_linear", "attention_inputs", "attention_parts", "causal_armd"]
-    code += ["configuration_armd", "cpu_ops", "errors", "folder_check", "head"]
+    code += ["configuration_armd", "cpu_ops", "errors", "eval_mode", "folder_check", "head"]
     code += ["initial_weights", "layers", "limited_attention", "modeling_armd"]
     code += ["neighbor", "neighbor_rows", "order", "padding", "plain_generation", "prefix"]
     code += ["sampling", "shapes", "streams", "strict_model"]

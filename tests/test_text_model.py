@@ -13,6 +13,7 @@ from small import case_of
 import armd
 from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
+from armd.native.checksum import checksum
 from armd.native.packed import pack
 
 
@@ -118,6 +119,32 @@ def test_a_model_in_training_is_scored_and_packed_without_dropout(tmp_path: Path
     with torch.no_grad():
         loaded.model.bos.mul_(1.5)
     assert type(loaded.fast).__name__ == kind and loaded.model.training
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 255, 256, 257, 1000])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_checksum_depends_on_every_bit_and_on_its_place(
+    size: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where weights are only put elsewhere, such as rows of an embedding."""
+    if not compiled:
+        monkeypatch.setattr("armd.native.checksum.library", lambda: None)
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    bits = weight.view(torch.int32)
+    seen = {checksum(weight), checksum(weight[: size - 1])}
+    seen |= {checksum(weight.roll(k)) for k in range(1, size)}
+    seen |= {checksum(-weight.flip(0))} if size > 1 else set()
+    count = 2 + (size > 1) + size - 1
+    for at in range(0, size, 1 + size // 50):
+        for bit in range(32):
+            bits[at] ^= 1 << bit if bit < 31 else -(1 << 31)
+            seen.add(checksum(weight))
+            bits[at] ^= 1 << bit if bit < 31 else -(1 << 31)
+            count += 1
+    assert len(seen) == count
+    assert checksum(weight.view(torch.bfloat16)[::2]) == checksum(
+        weight.view(torch.bfloat16)[::2].contiguous()
+    )
 
 
 def test_threads_that_write_after_a_change_write_the_same(loaded) -> None:

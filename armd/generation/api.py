@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..errors import ArmdError
-from ..model.likelihood import without_dropout
 from ..model.modeling_armd import ArmdLM
 from ..model.order import Order
 from ..model.sampling import Sampling
@@ -107,18 +106,16 @@ def make_sequences(
     return [made[index] for index in range(len(plans))]
 
 
-@torch.no_grad()
 def decode(model: ArmdLM, sequences: list[Sequence]) -> Iterator[int]:
     """The loop itself: take all sequences a step further until they are done. Yields the number of
     each step after it was taken."""
-    with without_dropout(model):
-        decoder, index = Decoder(model), 0
-        while active := [sequence for sequence in sequences if not sequence.done]:
-            for result in decoder.step(active):
-                if isinstance(result, Exception):
-                    raise result
-            yield index
-            index += 1
+    decoder, index = Decoder(model), 0
+    while active := [sequence for sequence in sequences if not sequence.done]:
+        for result in decoder.step(active):
+            if isinstance(result, Exception):
+                raise result
+        yield index
+        index += 1
 
 
 def _batched(sequences: list[Sequence], index: int, device: torch.device) -> StepOutput:

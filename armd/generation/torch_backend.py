@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 from ..model.adapted_linear import taken
+from ..model.eval_mode import without_dropout
 from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Tensor
@@ -25,7 +26,8 @@ from .sequence import Sequence
 def step(model: ArmdLM, sequences: list[Sequence]) -> list[StepResult]:
     """Take each sequence a step further."""
     groups = grouped(sequences)
-    rows = forward(model, groups)
+    with without_dropout(model):  # not for longer: between two steps it may be trained
+        rows = forward(model, groups)
     logits = model.logits(torch.cat(rows)).split(list(map(len, rows)))
     results: dict[Sequence, StepResult] = {}
     for group, own in zip(groups, logits, strict=True):

@@ -1,7 +1,6 @@
 """Likelihood: how probable a text is under an order, and under all orders."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log, sqrt
 
@@ -12,17 +11,6 @@ from .errors import ArmdError
 from .modeling_armd import ArmdLM
 from .order import Order
 from .shapes import Float, Int, Tensor
-
-
-@contextmanager
-def without_dropout(model: ArmdLM) -> Iterator[None]:
-    """Inside, a model that is being trained is read as it is."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def log_likelihood(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from .adapted_linear import out_of_order, taken
 from .configuration_armd import ArmdConfig
 from .errors import ArmdError
+from .eval_mode import without_dropout
 from .layers import Layer, attention, right_keys, rope_cos_sin
 from .limited_attention import LimitMask
 from .order import Order, infill
@@ -116,12 +117,8 @@ class PlainGeneration:
         order = infill(known.cpu(), streams)
         model.check_order(order)
         eos = self.config.eos_token_id if eos_token_id is None else eos_token_id
-        training = model.training
-        model.eval()
-        try:
+        with without_dropout(model):
             text, end = _written(model, tokens.clone(), known.cpu(), order, Sampler(**choice), eos)
-        finally:
-            model.train(training)
         pad = next((t for t in (pad_token_id, self.config.pad_token_id, eos) if t is not None), 0)
         behind = torch.arange(len(known), device=text.device) > end[:, None]
         return text.masked_fill(behind & ~known.to(text.device), pad)

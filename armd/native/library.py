@@ -26,6 +26,7 @@ HEADERS = (
 )
 SOURCES = ("gemm.c", "compact.c", "compact_pack.c", "quantized.c", "layer.c", "forward.c")
 SOURCES += ("one_stream.c", "sample.c", "decode_step.c", "read_memory.c", "search_scales.c")
+SOURCES += ("checksum.c",)
 
 
 @cache

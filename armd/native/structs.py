@@ -1,7 +1,7 @@
 """ctypes mirrors of the structures in the C headers, and the signatures of the C functions."""
 
 import ctypes
-from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_long, c_uint64, c_void_p
 from typing import Any
 
 
@@ -123,4 +123,6 @@ def declare(library: Any) -> Any:
     library.decode_step.restype = c_int
     library.read_memory.argtypes = [pointer, c_long]
     library.read_memory.restype = c_double
+    library.checksum.argtypes = [pointer, c_long]
+    library.checksum.restype = c_uint64
     return library

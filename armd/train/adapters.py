@@ -11,6 +11,7 @@ import torch
 
 from ..convert.adapter import LINEARS, Merging, apply_adapter, from_peft, lora_config
 from ..convert.layout import is_new
+from ..model.eval_mode import without_dropout
 
 
 def with_adapters(model: Any, rank: int, alpha: int, start: Path | None = None) -> None:
@@ -49,16 +50,14 @@ def with_exact_adapters(model: Any, rank: int, alpha: int, start: Path | None = 
 def without_adapters(model: Any) -> Iterator[None]:
     """Inside, the model is its source, left to right."""
     layers = [m for m in model.modules() if hasattr(m, "lora_A")]
-    was_training = model.training
-    model.eval()
     for layer in layers:
         layer.enable_adapters(False)
     try:
-        yield
+        with without_dropout(model):
+            yield
     finally:
         for layer in layers:
             layer.enable_adapters(True)
         for name, weight in model.named_parameters():
             if ".lora_" in name:
                 weight.requires_grad_(True)
-        model.train(was_training)

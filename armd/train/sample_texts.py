@@ -7,6 +7,7 @@ import torch
 from ..baselines import name_of
 from ..baselines.base import Baseline
 from ..data.dataset import Dataset
+from ..model.eval_mode import without_dropout
 from ..runtime.seeds import seed_of
 
 
@@ -17,10 +18,8 @@ def sample_texts(
     that know no streams."""
     import armd
 
-    was_training, tokenizer = model.training, dataset.tokenizer()
-    model.eval()
-    texts, length = [], model.config.max_length
-    with torch.random.fork_rng([]):
+    tokenizer, texts, length = dataset.tokenizer(), [], model.config.max_length
+    with without_dropout(model), torch.random.fork_rng([]):
         for count in streams if name_of(model.config) in ("armd", "xlnet") else (1,):
             generator = torch.Generator().manual_seed(seed_of(seed, "sample", count))
             if isinstance(model, Baseline):
@@ -29,5 +28,4 @@ def sample_texts(
             else:
                 ids = armd.generate(model, length=length, streams=count, generator=generator)
             texts.append(f"--- step {step}, S={count}\n{tokenizer.decode(ids[0].tolist())}\n")
-    model.train(was_training)
     return "\n".join(texts)

@@ -9,6 +9,7 @@ from torch import nn
 from ..baselines import figure_of, knows_orders
 from ..data.dataset import Split
 from ..data.sampler import heldout_batches
+from ..model.eval_mode import without_dropout
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
 from ..runtime.processes import ProcessGroup
@@ -60,20 +61,17 @@ def heldout_losses(
 ) -> dict[str, float]:
     """Nats per scored token for each kind of order; the batches are shared out over processes. A
     bound is seen in draws that are the same each time."""
-    was_training = model.training
-    model.eval()
-    losses = {}
+    losses, devices = {}, [group.device] if group.device.type == "cuda" else []
     for name, kind in kinds.items():
         total = torch.zeros(2, dtype=torch.float64, device=group.device)
         for first, tokens, scored, order in _shared(batches, kind, group, seed):
             labels = tokens.masked_fill(~scored, -100).to(group.device)
-            with torch.random.fork_rng([group.device] if group.device.type == "cuda" else []):
+            with without_dropout(model), torch.random.fork_rng(devices):
                 torch.manual_seed(seed_of(seed, "heldout", first))
                 loss = model(tokens.to(group.device), order=order, labels=labels).loss.double()
             total += torch.stack([loss, torch.ones_like(loss)]) * scored.sum()
         nll, count = group.sum(total).tolist()
         losses[name] = nll / max(count, 1.0)
-    model.train(was_training)
     return losses
 
 
