@@ -61,7 +61,7 @@ def test_what_is_raised_meanwhile_leaves_the_model_as_it_was(model) -> None:
 
 def test_a_stream_that_is_not_read_to_its_end_ends_without_a_word() -> None:
     script = (
-        "import armd; sizes = dict(vocab_size=17, d_model=16, n_layers=2, n_two_stream=1, n_heads=2);"
+        "import armd; sizes = dict(vocab_size=17, d_model=16, n_layers=2, n_heads=2);"
         "steps = armd.stream(armd.ArmdLM(armd.ArmdConfig(**sizes)), length=9); next(steps)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE)
