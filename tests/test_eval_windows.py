@@ -102,3 +102,28 @@ def test_what_is_not_scored_is_counted_as_dropped(rows, window, name):
     room = window - 2 if PROTOCOLS[name].wrapped else window
     assert all(len(ids) == window for ids in found)
     assert len(found) * room + tally.dropped == tally.tokens
+
+
+def across(texts: list[str]) -> list[list[int]]:
+    """A tokenizer with a token for a line's end and the space behind it."""
+    return [[ord(character) for character in text.replace("\n ", "\0")] for text in texts]
+
+
+def test_running_text_is_encoded_as_the_texts_that_are_trained_on():
+    """A document at a time: line by line there would be other tokens, and a space before each."""
+    lines = ["A\n", " B\n", " C", None, "D\n", " E\n", None]
+    text = across(["A\n B\n C", "D\n E\n"])
+    for name in ("exact", "sedd", "mdlm", "bd3lm"):
+        options = {"window": 100, "bos": BOS, "eos": EOS, "running": True}
+        tally = Tally()
+        list(cut(PROTOCOLS[name], lines, across, tally=tally, **options))
+        assert (tally.rows, tally.tokens, tally.text_bytes) == (2, len(text[0] + text[1]) + 2, 13)
+    found = list(cut(PROTOCOLS["exact"], lines, across, tally=Tally(), **options))
+    assert found[0].ids == [*text[0], EOS, *text[1], EOS]
+    rows = cut(PROTOCOLS["rows"], lines, across, tally=Tally(), **options)
+    assert [row.ids for row in rows] == [
+        *across(["A\n", " B\n", " C"]),
+        [EOS],
+        *across(["D\n", " E\n"]),
+        [EOS],
+    ]

@@ -95,12 +95,13 @@ def cut(
     running: bool = False,
 ) -> Iterator[Window]:
     """Stream the windows of a text; the tally is complete when they are used up. In running text
-    rows are lines that follow each other, and None is the end of a document."""
+    rows are lines that follow each other, and None is the end of a document; they are encoded
+    together, because tokens may cross from line to line, unless each row is a window."""
     room = window - 2 if protocol.wrapped else window - (protocol.by_row and protocol.free_bos)
     if room < 1:
         raise ArmdError(f"a window of {window} tokens holds none of the text; raise --window")
-    rows = iter(rows)
-    while some := list(islice(rows, AT_ONCE)):
+    rows = documents(rows) if running and not protocol.by_row else iter(rows)
+    while some := list(islice(rows, 1 if running else AT_ONCE)):
         encoded = iter(encode([text for text in some if text is not None]))
         for text in some:
             ids = [] if text is None else next(encoded)
@@ -112,6 +113,21 @@ def cut(
             tally._rest += ids
             yield from _take(protocol, tally, room, bos, eos)
     yield from _end(protocol, tally, room, bos, eos)
+
+
+def documents(lines: Iterable[str | None]) -> Iterator[str | None]:
+    """The lines of each document as one text, and None behind it."""
+    found: list[str] = []
+    for line in lines:
+        if line is not None:
+            found.append(line)
+            continue
+        if found:
+            yield "".join(found)
+        yield None
+        found.clear()
+    if found:
+        yield "".join(found)
 
 
 def _take(protocol: Protocol, tally: Tally, room: int, bos: int, eos: int) -> Iterator[Window]:
