@@ -117,7 +117,7 @@ def test_running_text_is_encoded_as_the_texts_that_are_trained_on():
         options = {"window": 100, "bos": BOS, "eos": EOS, "running": True}
         tally = Tally()
         list(cut(PROTOCOLS[name], lines, across, tally=tally, **options))
-        assert (tally.rows, tally.tokens, tally.text_bytes) == (2, len(text[0] + text[1]) + 2, 13)
+        assert (tally.rows, tally.tokens, tally.text_bytes) == (2, len(text[0] + text[1]) + 2, 12)
     found = list(cut(PROTOCOLS["exact"], lines, across, tally=Tally(), **options))
     assert found[0].ids == [*text[0], EOS, *text[1], EOS]
     rows = cut(PROTOCOLS["rows"], lines, across, tally=Tally(), **options)
