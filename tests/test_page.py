@@ -112,6 +112,10 @@ def test_the_race_ends_with_four_streams_in_fewer_calls(page: Any):
     assert calls == ["32 tokens in 32 calls", "32 tokens in 11 calls"]
     assert page.locator(".lane .token.drawn").count() == 64
     assert "tokens/s" in page.inner_text("#race-result")
+    page.locator(".lane select").nth(1).select_option("16")  # for the next race, not for this one
+    page.click("#race-again")
+    page.locator("#race-result:not(:empty)").wait_for()
+    assert "S = 16" not in page.inner_text("#race-result")
 
 
 def test_what_a_model_writes_is_text(page: Any):
@@ -160,7 +164,8 @@ def test_equal_sides_of_a_race_tie_or_are_near_it(page: Any):
     verdict = page.evaluate("""async () => {
       const { verdict } = await import("/page/race.js");
       const lane = (streams, seconds) => ({
-        streams: { value: streams },
+        streams: { value: 16 },
+        ran: streams,
         perSecond: 10 / seconds,
         recording: { end: { seconds, calls: 10 } },
       });

@@ -20,6 +20,7 @@ const element = () => ({
   value: "", textContent: "", handlers: {}, dataset: {}, classList: { add() {} },
   append(...more) { for (const one of more) this.textContent += one.textContent ?? one; },
   replaceChildren() { this.textContent = ""; },
+  lastElementChild: { remove() {} },
   addEventListener(name, does) { this.handlers[name] = does; },
 });
 globalThis.document = {
@@ -27,6 +28,7 @@ globalThis.document = {
 };
 globalThis.fetch = async (_, { body, signal }) => {
   asked.push(JSON.parse(body).messages);
+  if (refusing) return { ok: false, status: 429, headers: new Map(), json: async () => ({}) };
   const bytes = new TextEncoder();
   const stream = new ReadableStream({ start(answer) {
     signal.addEventListener("abort", () => answer.error(new DOMException("", "AbortError")));
@@ -37,7 +39,7 @@ globalThis.fetch = async (_, { body, signal }) => {
   } });
   return { ok: true, status: 200, body: stream, headers: new Map() };
 };
-let running = null;
+let running = null, refusing = false;
 const { Chat } = await import(process.argv[2] + "/chat.js");
 const chat = new Chat({
   begin() { running?.abort(); return (running = new AbortController()); },
@@ -61,13 +63,31 @@ console.log(JSON.stringify(asked.map((all) => all.map((one) => one.content).join
 process.exit(0);
 """
 
+REFUSED = """
+await send("a"); waiting[0].says("A"); waiting[0].ends(); await rest();
+refusing = true; await send("far too long");
+const back = document.getElementById("chat-box").value;
+refusing = false; await send("b");
+console.log(JSON.stringify([...asked.map((all) => all.map((one) => one.content).join("")), back]));
+process.exit(0);
+"""
 
-def test_messages_are_sent_in_the_order_in_which_they_are_shown(tmp_path: Path) -> None:
+
+def sent(steps: str, tmp_path: Path) -> list[str]:
     script = tmp_path / "chat.mjs"
-    script.write_text(BROWSER + STEPS)
+    script.write_text(BROWSER + steps)
     folder = shutil.copytree(PAGE, tmp_path / "page")
     (folder / "package.json").write_text('{"type": "module"}')
     command = ["node", str(script), str(folder)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == ["a", "aAb", "aAbBc", "d", "dDe"]
+    return json.loads(ran.stdout)
+
+
+def test_messages_are_sent_in_the_order_in_which_they_are_shown(tmp_path: Path) -> None:
+    assert sent(STEPS, tmp_path) == ["a", "aAb", "aAbBc", "d", "dDe"]
+
+
+def test_a_message_that_was_refused_is_no_part_of_the_conversation(tmp_path: Path) -> None:
+    """It is in the box again, to be changed."""
+    assert sent(REFUSED, tmp_path) == ["a", "aAfar too long", "aAb", "far too long"]

@@ -81,6 +81,18 @@ def test_tokens_without_a_text_wait_for_nothing() -> None:
     assert reader.most <= 24
 
 
+def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
+    """Also of tokens that are a part of a character, which their names tell apart."""
+    for backend in (tokenizer().backend, fallback()):
+        reader = ServerTokenizer(tokenizer(), LENGTH)
+        reader.backend = backend
+        ids = [*b"a", *EURO, *SMILE, *"\ufffd".encode()]
+        assert b"".join(map(reader.bytes, ids)) == bytes(ids)
+        parts = [reader.name(token) for token in (*EURO, *SMILE)]
+        assert parts[0] == "bytes:\\xe2" and len(set(parts)) == len({*EURO, *SMILE})
+        assert reader.name(97) == "a"
+
+
 def test_nothing_waits_behind_a_stop_string() -> None:
     text = IncrementalText(ServerTokenizer(tokenizer(), LENGTH), 0, ("b",))
     ids = [97, 98, 0xE2, 0x82]
@@ -125,7 +137,9 @@ def test_a_large_echo_is_read_once_and_answered_off_the_event_loop(
         return step(self, token)
 
     def dump(content) -> bytes:
-        dumping.append((threading.current_thread(), json.dumps(content).count("\\ufffd")))
+        text = json.dumps(content)
+        signs = text.count("\\ufffd") + text.count("bytes:")  # as they read, and their names
+        dumping.append((threading.current_thread(), signs))
         return dumped(content)
 
     monkeypatch.setattr(CharacterStream, "step", counted)

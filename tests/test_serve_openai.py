@@ -166,6 +166,17 @@ def test_stop_strings_end_a_text_before_them(server, client) -> None:
     server.at_rest()
 
 
+def test_a_text_that_came_to_a_stop_string_is_counted_as_finished(server, client) -> None:
+    server.at_rest()
+    metrics = server.service.engine.metrics
+    done, abandoned = metrics.done, metrics.abandoned
+    everything = [chr(code) for code in range(32, 36)]
+    for _ in range(3):
+        client.completions.create(model="tiny", prompt="q", max_tokens=200, stop=everything)
+    server.at_rest()
+    assert (metrics.done - done, metrics.abandoned - abandoned) == (3, 0)
+
+
 def test_temperature_0_is_greedy_whatever_filters_clients_send(server, client) -> None:
     answer = client.completions.create(
         model="tiny", prompt="a", max_tokens=12, temperature=0, top_p=0.5

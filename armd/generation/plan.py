@@ -148,7 +148,9 @@ def from_prompts(
     order: Order | None = None,
 ) -> list[DecodePlan]:
     """Prompts, of one or of many lengths, each to be continued up to `length` tokens."""
-    given = token_rows(prompt) or [[]]
+    given = [[]] if prompt is None else token_rows(prompt)
+    if not given:
+        raise ArmdError("there is no prompt; leave it out to write one text from nothing")
     longest = max(map(len, given))
     if not isinstance(length, int) or length < 1 or longest >= length:
         raise ArmdError(

@@ -71,8 +71,8 @@ def logprobs(
         return None
 
     def named(token: int, logp: float) -> Json:
-        piece = service.tokenizer.piece(token)
-        return {"token": piece, "logprob": logp, "bytes": list(piece.encode())}
+        reader = service.tokenizer
+        return {"token": reader.name(token), "logprob": logp, "bytes": list(reader.bytes(token))}
 
     return {
         "content": [

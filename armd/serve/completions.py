@@ -59,7 +59,7 @@ def grow(
         text.incremental.add(event.tokens)
         if text.incremental.stopped:
             text.finish = "stop"
-            outputs.cancel(index)
+            outputs.complete(index)
     else:
         text.incremental.flush()
         text.finish, text.cut = ("stop" if text.incremental.stopped else event.reason), event.cut
@@ -80,9 +80,8 @@ def text_choice(
 ) -> Json:
     choice: Json = {"index": text.index, "text": shown, "logprobs": None}
     if state.asked.logprobs is not None:
-        piece = service.tokenizer.piece
         choice["logprobs"] = {
-            "tokens": [piece(one.token) for one in tokens],
+            "tokens": [service.tokenizer.name(one.token) for one in tokens],
             "token_logprobs": [one.logp for one in tokens],
             "top_logprobs": [top_table(service, one) for one in tokens]
             if state.asked.logprobs
@@ -105,7 +104,7 @@ def top_table(service: Service, one: TokenOutput) -> dict[str, float]:
     """The most probable tokens by name; of several with one name the most probable."""
     table: dict[str, float] = {}
     for top in one.top_logprobs:
-        table.setdefault(service.tokenizer.piece(top.token), top.logp)
+        table.setdefault(service.tokenizer.name(top.token), top.logp)
     return table
 
 

@@ -1,5 +1,6 @@
 """Between tokens and text: encoding within limits, and text that grows in reading order."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,13 @@ from .errors import Refusal
 
 NO_CHARACTER = "\ufffd"
 """How decoders show bytes that are no character, or not yet a whole one."""
+BYTE_WORD = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""A byte in vocabularies that fall back to bytes."""
+PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+BYTE_LETTERS = {chr(byte): byte for byte in PRINTED} | {
+    chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*PRINTED}))
+}
+"""The letters that vocabularies of GPT-2's kind write bytes with."""
 CHARACTER_BYTES = 4
 MOST_PENDING = 2 * CHARACTER_BYTES
 
@@ -22,6 +30,7 @@ class ServerTokenizer:
     def __init__(self, tokenizer: TextTokenizer, max_length: int) -> None:
         self.backend, self.eos, self.max_length = tokenizer.backend, tokenizer.eos, max_length
         self.piece = lru_cache(maxsize=65536)(self._piece)
+        self.bytes = lru_cache(maxsize=65536)(self._bytes)
 
     @cached_property
     def longest(self) -> int:
@@ -59,6 +68,24 @@ class ServerTokenizer:
     def _piece(self, token: int) -> str:
         """A token as it reads inside a text; decoders that join words show it with its space."""
         return self.decode([*self.anchor, token])[len(self.decode(self.anchor)) :]
+
+    def _bytes(self, token: int) -> bytes:
+        """The bytes of a token. One that is a part of a character has no text of its own."""
+        if NO_CHARACTER not in (piece := self.piece(token)):
+            return piece.encode()
+        word = self.backend.id_to_token(token) or ""
+        if found := BYTE_WORD.fullmatch(word):
+            return bytes([int(found[1], 16)])
+        if set(word) <= BYTE_LETTERS.keys():
+            return bytes(BYTE_LETTERS[letter] for letter in word)
+        return piece.encode()
+
+    def name(self, token: int) -> str:
+        """A token by its text; a part of a character by its bytes, as OpenAI does."""
+        piece = self.piece(token)
+        if NO_CHARACTER not in piece or self.bytes(token) == piece.encode():
+            return piece
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes(token))
 
 
 class CharacterStream:

@@ -199,10 +199,12 @@ class Engine:
             self.pool.free.append(entry.cache)
             entry.cache = None
             self.active.remove(entry)
-        if event is None:
+        if event is None and not entry.complete:
             self.metrics.abandoned += 1
             return
         self.metrics.finished(time.monotonic() - entry.arrived, failed=isinstance(event, Failed))
+        if event is None:
+            return
         self.outbox.append((entry.request.callback, event))
         self.flush_now = True
 

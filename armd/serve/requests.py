@@ -60,7 +60,9 @@ class ScheduledRequest:
     cache: KVCache | None = None
     """Its slot's."""
     cancelled: bool = False
-    """Nobody waits for it any more."""
+    """Nobody waits for more of it."""
+    complete: bool = False
+    """Because its text is complete: it came to a stop string."""
 
 
 def next_of(

@@ -194,9 +194,14 @@ class OutputStream:
 
         return take
 
-    def cancel(self, index: int | None = None) -> None:
-        """Free the slot of one sequence, or of all of them."""
-        self.engine.cancel(self.scheduled if index is None else [self.scheduled[index]])
+    def cancel(self) -> None:
+        """Free the slots of all sequences: nobody waits for them."""
+        self.engine.cancel(self.scheduled)
+
+    def complete(self, index: int) -> None:
+        """Free the slot of a sequence whose text came to a stop string."""
+        self.scheduled[index].complete = True
+        self.engine.cancel([self.scheduled[index]])
 
     async def next_events(self) -> list[tuple[int, Event]]:
         """What arrived since the last call; the caller knows which sequences have ended."""

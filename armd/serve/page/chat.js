@@ -54,7 +54,18 @@ export class Chat {
       error = failure;
     }
     this.finish(controller, error);
+    if (error && error.name !== "AbortError" && !reply.content) this.#takeBack(reply, content);
     find("said").textContent = shown.textContent;
+  }
+
+  /** A message that was refused or did not arrive is no part of the conversation: it can be changed
+   * and sent again. */
+  #takeBack(reply, content) {
+    if (this.messages.at(-1) !== reply) return;
+    this.messages = this.messages.slice(0, -2);
+    for (let line = 0; line < 2; line += 1) find("chat-log").lastElementChild?.remove();
+    if (!find("chat-box").value) find("chat-box").value = content;
+    this.#ready();
   }
 
   #show(role, content) {

@@ -32,11 +32,13 @@ export class Lane {
     this.text = new TextView(text, card);
     this.text.empty("waiting for the start");
     this.recording = null;
+    this.ran = 0; // streams of the run, whatever is chosen meanwhile
   }
 
-  /** Forgets the last run. */
+  /** Forgets the last run; the next one has the streams that are chosen now. */
   reset() {
     this.recording = null;
+    this.ran = Number(this.streams.value);
     this.text.empty("waiting for the start");
     this.rate.textContent = "–";
     this.calls.textContent = "";
@@ -124,7 +126,7 @@ export function verdict(lanes) {
     return `A tie: ${speeds} tokens/s, less than ${percent} % apart (best of ${ROUNDS}).`;
   }
   return (
-    `Best of ${ROUNDS}: S = ${fast.streams.value} was ${times(lanes).toFixed(1)} times as fast as S = ${slow.streams.value}: ` +
+    `Best of ${ROUNDS}: S = ${fast.ran} was ${times(lanes).toFixed(1)} times as fast as S = ${slow.ran}: ` +
     `${said(fast)} instead of ${slow.recording.end.calls}, ` +
     `${fast.perSecond.toFixed(0)} tokens/s instead of ${slow.perSecond.toFixed(0)}.`
   );
@@ -153,9 +155,9 @@ export class Race {
     try {
       for (let round = 1; round <= ROUNDS; round += 1) {
         for (const lane of this.lanes) {
-          const streams = Number(lane.streams.value);
-          this.#say(`S = ${streams} runs alone, round ${round} of ${ROUNDS}…`);
-          await lane.run(await this.request({ streams, signal: controller.signal }));
+          this.#say(`S = ${lane.ran} runs alone, round ${round} of ${ROUNDS}…`);
+          const { signal } = controller;
+          await lane.run(await this.request({ streams: lane.ran, signal }));
         }
       }
     } catch (failure) {
