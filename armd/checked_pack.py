@@ -9,6 +9,7 @@ by torch, and a warning says so.
 import warnings
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from .generation.api import stream
 from .model import order as orders
@@ -35,7 +36,18 @@ def pack_checked(model: ArmdLM, weights: str = "fp32", cache: str = "fp32") -> A
     return with_cache(found if isinstance(found, FastLM) else in_memory(found), cache)
 
 
+def has_hooks(model: ArmdLM) -> bool:
+    """Whether something of a user's own takes part in the model's passes, such as pruning, a
+    parametrization or a hook that changes activations. C knows weights alone."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or is_parametrized(module)
+        for module in model.modules()
+    )
+
+
 def _checked(model: ArmdLM, weights: str) -> ArmdLM:
+    if has_hooks(model):
+        return model
     packed = pack(model, weights)
     if not isinstance(packed, FastLM) or not packed.whole:  # decoded by torch
         return packed
@@ -55,6 +67,7 @@ def _checked(model: ArmdLM, weights: str) -> ArmdLM:
 
 
 @torch.no_grad()
+@torch.autocast("cpu", enabled=False)  # scores in bfloat16 would differ from the kernels'
 def largest_difference(packed: ArmdLM, scored_by: ArmdLM) -> float:
     """Over random tokens, decoded in a strided and in a random order (left to right alone where
     the model knows no other): the largest difference between the log p of decoding and of scoring,

@@ -1,6 +1,7 @@
 """Laws of the page, in a real browser on a real server: what is asked for lands, the replay tells
 the same story, and what a model writes is text, whatever it writes."""
 
+import json
 from typing import Any
 
 from page_help import (
@@ -199,6 +200,21 @@ HOLD_PREVIEW = """() => {
   };
 }"""
 PREVIEW = "() => window.preview()"
+
+
+def test_a_server_with_another_model_refuses_the_tokens_of_the_last(page: Any):
+    """They would read as something else."""
+
+    def to_another(route: Any) -> None:
+        body = json.loads(route.request.post_data)
+        assert body["tokens"] and body["model"]
+        route.continue_(post_data=json.dumps(body | {"model": body["model"] + "-before"}))
+
+    page.route("**/v1/infill", to_another)
+    page.fill("#prompt", "peace ____ and")
+    page.click("#generate")
+    page.locator("#error:not(:empty)").wait_for()
+    assert "Reload this page" in page.inner_text("#error")
 
 
 def test_a_late_preview_does_not_cover_what_was_written(page: Any):

@@ -75,7 +75,9 @@ function unreachable(error) {
 async function complaint(answer) {
   let message = `The server answered ${answer.status}.`;
   try {
-    message = (await answer.json()).error.message ?? message;
+    const { error } = await answer.json();
+    message = error.message ?? message;
+    if (error.code === "model_not_found") message += ". Reload this page; its text stays.";
   } catch {
     // no JSON: the status has to do
   }

@@ -79,6 +79,7 @@ async function request({ streams, signal }) {
   // race: the two write equally many tokens
   const whole = racing || prompt.lengths.length;
   const text = whole ? { tokens, known } : { prompt: prompt.text, max_tokens: blanks };
+  text.model = info.model; // whose tokens these are: the server may have another one by now
   const body = { ...text, ...order, ...settings.sampling, rivals: RIVALS, stream: true };
   return events("v1/infill", body, { signal });
 }
