@@ -80,6 +80,26 @@ def test_a_file_that_another_process_wrote_while_the_model_was_loaded_stays(
     assert out.read_text() == "years of work\n"
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("at", [3, 11])
+def test_a_file_that_is_removed_meanwhile_is_no_success(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool, at: int
+) -> None:
+    out, add = tmp_path / "out.jsonl", generate_outputs.Records.add
+
+    def removing(self, request, text) -> None:
+        add(self, request, text)
+        if request.index == at:
+            out.unlink()
+            if replaced:
+                out.write_text("years of work\n")
+
+    monkeypatch.setattr(generate_outputs.Records, "add", removing)
+    with pytest.raises(ArmdError, match="removed or replaced while samples were written"):
+        cli.run(words(folder, out))
+    assert not replaced or out.read_text() == "years of work\n"
+
+
 def test_a_file_has_one_writer(folder: Path, whole: bytes, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(whole)

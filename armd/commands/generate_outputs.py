@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import is_device, refuse_link, replace_text
+from ..runtime.lock import Held
 from .generate_options import refuse_lost
 from .terminal_view import coloured, live
 
@@ -56,6 +57,9 @@ class Records:
             refuse_lost(job, self.part)  # another may have written it while the model was loaded
             self.stream.truncate(0)
         self.done = {record["index"] for record in [*self.earlier, *self.made]}
+        self.held = None
+        if self.part is not None and self.stream is not None and self.part.is_file():
+            self.held = Held(self.part, self.stream.fileno())
 
     def _open_whole(self, out: Path, requests: Sequence[Request]) -> Path | None:
         """Of many processes: the file of this one, unless all goes to a device. What is in the file
@@ -108,9 +112,18 @@ class Records:
         if self.stream is not None:
             self.stream.write(json.dumps(record, ensure_ascii=False) + "\n")
             self.stream.flush()
+            self.check()
         self.made.append(record)
         if self.ranks.world == 1:
             self._print(record)
+
+    def check(self) -> None:
+        """Raise if samples go into a file that nobody will find."""
+        if self.held is not None:
+            self.held.check(
+                f"{self.part} was removed or replaced while samples were written to it; they went "
+                "with it: give the command again"
+            )
 
     def _record(self, request: Request, text: Written) -> dict[str, Any]:
         stops = self.job.stop and self.job.template is None
@@ -158,6 +171,7 @@ class Records:
         """All records in the order of their numbers; of many processes, the first prints and
         writes them, whole or not at all."""
         if self.ranks.world == 1:
+            self.check()
             return records
         records = sorted(records, key=lambda record: record["index"])
         for record in records:
