@@ -165,28 +165,15 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     words = sys.argv[1:]
     bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
-        raise SystemExit(0)
-    if is_group(words[0]) and words[1:] in ([], ["-h"], ["--help"]):
-        print(overview(words[0]))
-        raise SystemExit(0)
-    if words[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"armd {version('armd')}")
-        raise SystemExit(0)
     try:
-        check_words(words)
-        check_figures(words)
-        run(words)
+        try:
+            answer(words)
+        finally:  # of SystemExit too: what cannot be written is an error, and not of Python's end
+            flush_output()
     except (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not no_memory(error):
-            if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
-                error = ArmdError(f"{error}; put the file itself there")
-            elif isinstance(error, RecursionError):
-                error = ArmdError("a file holds tables inside tables without end; is it damaged?")
-            else:
+        if isinstance(error, RuntimeError):
+            error = refusal_of(error)
+            if isinstance(error, RuntimeError):
                 raise
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
@@ -196,6 +183,37 @@ def main() -> None:
     except KeyboardInterrupt:
         print("armd: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def answer(words: Sequence[str]) -> None:
+    """What was asked for: help, the version, or a verb's job."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+    elif is_group(words[0]) and words[1:] in ([], ["-h"], ["--help"]):
+        print(overview(words[0]))
+    elif words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"armd {version('armd')}")
+    else:
+        check_words(words)
+        check_figures(words)
+        run(words)
+
+
+def flush_output() -> None:
+    """Raise where standard output takes no more; what it holds is lost then."""
+    from .runtime.standard_streams import to_nowhere
+
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        to_nowhere(1)
+        raise
+    except OSError as error:
+        to_nowhere(1)
+        reason = error.strerror
+        raise ArmdError(f"cannot write to standard output: {reason}; send it elsewhere") from None
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -231,14 +249,22 @@ def holds_figures(path: Path) -> bool:
     return isinstance(found, dict | list)
 
 
-def no_memory(error: RuntimeError) -> bool:
-    """torch says so in an exception of no kind of its own, where it is the CPU's memory."""
-    return any(words in str(error) for words in ("allocate memory", "out of memory"))
+def refusal_of(error: RuntimeError) -> Exception:
+    """What the system refused, of errors that have no kind of their own; else the error."""
+    if any(words in str(error) for words in ("allocate memory", "out of memory")):  # torch's
+        return MemoryError()
+    if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
+        return ArmdError(f"{error}; put the file itself there")
+    if isinstance(error, RecursionError):
+        return ArmdError("a file holds tables inside tables without end; is it damaged?")
+    if "start new thread" in str(error):
+        return ArmdError("the system starts no more threads; end some, or raise ulimit -u")
+    return error
 
 
 def one_line(error: Exception) -> str:
     """What went wrong, without a traceback: the user's mistake, or the system's refusal."""
-    if isinstance(error, MemoryError | RuntimeError):
+    if isinstance(error, MemoryError):
         return "out of memory; use a smaller model, batch or length"
     if isinstance(error, OverflowError):
         return f"{error}; give a smaller number"

@@ -129,19 +129,15 @@ def check_model(folder: Path) -> Iterator[Found]:
     wrong, kind = damaged_files(folder), OURS[0]
     with suppress(ArmdError):  # check_sizes says what is wrong with it
         kind = str(read_config(folder).get("model_type"))
-    if kind not in OURS and wrong is None:
+    if kind in OURS and (misfit := _error(check_sizes, folder)) is not None:
+        yield "weights", misfit
+    if wrong is None:  # such as a save_pretrained folder
         raise ArmdError(
             f"{folder} is a model of '{kind[:40]}' without checksums ({SUMS}): there is nothing "
             "to compare it with"
         )
-    if kind not in OURS:
-        yield f"files with checksums in {SUMS}", "; ".join(wrong or ()) or None
-        return
-    if wrong is None:
-        yield "weights", _error(check_sizes, folder)
-        yield SUMS, "there are no checksums: it was not exported by this armd"
-        return
-    yield "weights", _error(check_sizes, folder)
+    if kind in OURS:
+        yield "weights", misfit
     yield f"files with checksums in {SUMS}", "; ".join(wrong) or None
 
 

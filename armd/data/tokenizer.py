@@ -128,7 +128,8 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> TextTokenizer:
         initial_alphabet=sorted(byte_symbols()),
         show_progress=False,
     )
-    backend.train_from_iterator(with_short_words(texts), trainer)
+    with no_panic():
+        backend.train_from_iterator(with_short_words(texts), trainer)
     return TextTokenizer(backend, {"eos_token": END})
 
 

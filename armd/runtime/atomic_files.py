@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
@@ -63,11 +63,16 @@ def replace_bytes(path: Path, data: bytes) -> None:
     """What lies beside it under the other name goes first: it may be a link to somewhere else."""
     aside = path.with_name(f".{path.name}.tmp")
     remove(aside)
-    with aside.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    try:
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError:  # such as a full disk
+        with suppress(OSError):
+            remove(aside)
+        raise
     sync_folder(path.parent)
 
 

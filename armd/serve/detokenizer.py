@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ..data.template import behind_text
-from ..data.tokenizer import TextTokenizer, no_panic
+from ..data.tokenizer import TextTokenizer, byte_symbols, no_panic
 from ..generation.outputs import TokenOutput
 from .errors import Refusal
 
@@ -15,10 +15,7 @@ NO_CHARACTER = "\ufffd"
 """How decoders show bytes that are no character, or not yet a whole one."""
 BYTE_WORD = re.compile("<0x([0-9A-Fa-f]{2})>")
 """A byte in vocabularies that fall back to bytes."""
-PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
-BYTE_LETTERS = {chr(byte): byte for byte in PRINTED} | {
-    chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*PRINTED}))
-}
+BYTE_LETTERS = {letter: byte for byte, letter in enumerate(byte_symbols())}
 """The letters that vocabularies of GPT-2's kind write bytes with."""
 CHARACTER_BYTES = 4
 MOST_PENDING = 2 * CHARACTER_BYTES

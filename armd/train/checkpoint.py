@@ -77,17 +77,22 @@ class Checkpoints:
             return
         copies = {name: local(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
         rows = {name: first_row(t, self.group) for name, t in tensors.items()}
-        self.thread = threading.Thread(
+        thread = threading.Thread(
             target=self._guarded, args=(facts, copies, rows, metrics, then), daemon=True
         )
-        self.thread.start()
+        thread.start()
+        self.thread = thread
 
     def wait(self) -> None:
         """Until what is being written is written. Raises what went wrong there."""
+        self.settle()
+        self.raise_error()
+
+    def settle(self) -> None:
+        """The same, but raises nothing."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
-        self.raise_error()
 
     def raise_error(self) -> None:
         """Raise what went wrong in the background, if anything did."""

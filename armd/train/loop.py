@@ -160,8 +160,7 @@ class Run:
                 "space and give the same command again"
             ) from error
         finally:
-            if self.checkpoints.thread:  # who catches this may start the run again at once
-                self.checkpoints.thread.join()
+            self.checkpoints.settle()  # who catches this may start the run again at once
             view.close()
             if self.metrics:
                 self.metrics.close()
