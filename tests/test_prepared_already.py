@@ -10,8 +10,10 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
+from armd.data.formats import Reading
 from armd.data.manifest import MANIFEST
 from armd.data.prepare import Preparation, prepare
+from armd.data.sources import HubDataset
 from armd.data.tokenizer import trained_tokenizer, with_ends
 from armd.errors import ArmdError
 from armd.runtime.atomic_files import SUMS
@@ -101,3 +103,28 @@ def test_samples_that_became_a_dataset_are_of_one_tokenizer(named: Path):
     put_tokenizer(named, text="other words, of other letters; " * 40)
     with pytest.raises(ArmdError, match=r"another tokenizer than .*named has now; remove it"):
         from_samples(samples, named, folder)
+
+
+def test_files_that_are_of_another_split_now_are_other_source_files(tmp_path: Path, capsys):
+    pytest.importorskip("datasets")
+    root = tmp_path / "hub"
+    for split in ("dev", "train", "validation"):
+        (root / split).mkdir(parents=True)
+        words = "".join(json.dumps({"text": f"{split} {n}"}) + "\n" for n in range(9))
+        (root / split / f"of-{split}.jsonl").write_text(words)
+    job = Preparation(f"hf:{root}", "byte", tmp_path / "out", workers=1)
+    made = prepare(job).manifest["options"]["fingerprint"]
+    prepare(job)
+    assert "prepared already" in capsys.readouterr().err
+    (root / "train").rename(root / "test")
+    (root / "validation").rename(root / "train")
+    with pytest.raises(ArmdError, match="other source files"):
+        prepare(job)
+    (root / "train").rename(root / "validation")
+    (root / "test").rename(root / "train")
+    old = HubDataset(str(root), None, "train", Reading()).names_fingerprint()
+    (job.out / SUMS).unlink()
+    manifest = (job.out / MANIFEST).read_text()
+    (job.out / MANIFEST).write_text(manifest.replace(made, old))  # of an earlier version
+    prepare(job)
+    assert "prepared already" in capsys.readouterr().err

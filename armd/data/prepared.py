@@ -21,8 +21,9 @@ def already_prepared(out: Path, options: dict[str, Any], source: Source) -> bool
     there = dataset.manifest.get("options")
     if not isinstance(there, dict):
         raise ArmdError(f"{out / MANIFEST} does not say how it was made; choose another --out")
-    if not str(there.get("fingerprint")).startswith(("content:", "hf:")):
-        options = options | {"fingerprint": source.names_fingerprint()}
+    if there.get("fingerprint") not in (None, options["fingerprint"]):
+        earlier = source.names_fingerprint()
+        options = options | ({"fingerprint": earlier} if there["fingerprint"] == earlier else {})
     if there == options:
         check_named(dataset, options["tokenizer"], rows=options["rows"] is not None)
         return True
