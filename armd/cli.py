@@ -189,16 +189,18 @@ def answer(words: Sequence[str]) -> None:
     """What was asked for: help, the version, or a verb's job."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
-    elif is_group(words[0]) and words[1:] in ([], ["-h"], ["--help"]):
+        raise SystemExit(0)
+    if is_group(words[0]) and words[1:] in ([], ["-h"], ["--help"]):
         print(overview(words[0]))
-    elif words[0] == "--version":
+        raise SystemExit(0)
+    if words[0] == "--version":
         from importlib.metadata import version
 
         print(f"armd {version('armd')}")
-    else:
-        check_words(words)
-        check_figures(words)
-        run(words)
+        raise SystemExit(0)
+    check_words(words)
+    check_figures(words)
+    run(words)
 
 
 def flush_output() -> None:

@@ -249,10 +249,15 @@ def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTo
 def weights_digest(path: Path | str) -> str:
     """Which weights a model has: of their checksums, or of the files where it has none."""
     folder = model_folder(path)
-    files = {file.name: file for file in sorted(folder.glob("*.safetensors"))}
-    try:
-        sums = json.loads(read_text(folder / SUMS))
-        found = [str(sums[name]) for name in files]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = [hash_file(file) for file in files.values()]
+    found = checked_sums(folder, sorted(folder.glob("*.safetensors")))
     return hashlib.sha256("".join(found).encode()).hexdigest()[:16]
+
+
+def checked_sums(folder: Path, files: list[Path]) -> list[str]:
+    """Checksums of files of a saved model of ours: those beside it, which were compared when it was
+    loaded (check_saved), or where a file has none, its own."""
+    try:
+        sums = dict(json.loads(read_text(folder / SUMS)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        sums = {}
+    return [str(sums.get(file.name) or hash_file(file)) for file in files]

@@ -129,3 +129,27 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ArmdError, match="named pipe"):
         check_figures(["plan", "mini", "--json", str(pipe)])
     check_figures(["plan", "mini", "--json", "/dev/stdout"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["--help"], ["plan", "mini"], ["train", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_takes_no_more_is_one_line(words: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "armd.cli", *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        out = {"stdout": full, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run(command, **out, env=environment)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "No space left on device" in done.stderr
+
+
+def test_threads_that_the_system_refuses_are_one_line(monkeypatch, capsys) -> None:
+    def refuse(words: list[str]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sys, "argv", ["armd", "plan"])
+    monkeypatch.setattr("armd.cli.run", refuse)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "starts no more threads" in capsys.readouterr().err

@@ -111,7 +111,7 @@ def check_run(folder: Path) -> Iterator[Found]:
         if place.is_symlink():
             yield str(shown), "it is a link, which may lead anywhere"
         elif place.exists():
-            found = unexchanged(place, lambda place=place: list(check_model(place)))
+            found = unexchanged(place, lambda place=place: list(check_model(place, exported=True)))
             yield from ((f"{shown}/{name}", wrong) for name, wrong in found)
 
 
@@ -122,23 +122,26 @@ def check_metrics(file: Path) -> None:
         raise ArmdError(f"{broken} lines cannot be read")
 
 
-def check_model(folder: Path) -> Iterator[Found]:
+def check_model(folder: Path, *, exported: bool = False) -> Iterator[Found]:
+    """`exported`: by a run, which writes checksums."""
     from ..pretrained import OURS, check_sizes, read_config
     from ..runtime.atomic_files import SUMS, damaged_files
 
     wrong, kind = damaged_files(folder), OURS[0]
     with suppress(ArmdError):  # check_sizes says what is wrong with it
         kind = str(read_config(folder).get("model_type"))
-    if kind in OURS and (misfit := _error(check_sizes, folder)) is not None:
-        yield "weights", misfit
-    if wrong is None:  # such as a save_pretrained folder
+    misfit = _error(check_sizes, folder) if kind in OURS else None
+    if wrong is None and exported:
+        wrong = ["there are none: it was not exported by this armd"]
+    if wrong is None and misfit is None:  # such as a folder of save_pretrained
         raise ArmdError(
             f"{folder} is a model of '{kind[:40]}' without checksums ({SUMS}): there is nothing "
             "to compare it with"
         )
     if kind in OURS:
         yield "weights", misfit
-    yield f"files with checksums in {SUMS}", "; ".join(wrong) or None
+    if wrong is not None:
+        yield f"files with checksums in {SUMS}", "; ".join(wrong) or None
 
 
 def _error(work, *args, **options) -> str | None:

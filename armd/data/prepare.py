@@ -18,12 +18,13 @@ from ..runtime.progress import progress, rate
 from ..runtime.signals import terminated_as_interrupt
 from .dataset import Dataset, open_dataset
 from .formats import Reading
-from .manifest import FORMAT, MANIFEST, write_manifest
+from .manifest import FORMAT, write_manifest
 from .parallel_encode import Encoding, encode_all
+from .prepared import already_prepared, describe
 from .shards import ShardWriter, WindowWriter, complete_folder
 from .sources import WORDS, Source, find_source
 from .split import WHOLE, draw, heldout_threshold
-from .tokenizer import TextTokenizer, bpe_size, find_tokenizer, tokenizer_hash
+from .tokenizer import bpe_size, find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -138,24 +139,6 @@ def lasting_options(preparation: Preparation, source: Source) -> dict[str, Any]:
     return options | {"fingerprint": source.fingerprint()}
 
 
-def already_prepared(out: Path, options: dict[str, Any], source: Source) -> bool:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    if not (out / MANIFEST).exists():
-        raise ArmdError(f"{out} exists and is no dataset; choose another --out")
-    there = open_dataset(out).manifest.get("options")
-    if not isinstance(there, dict):
-        raise ArmdError(f"{out / MANIFEST} does not say how it was made; choose another --out")
-    if not str(there.get("fingerprint")).startswith(("content:", "hf:")):
-        options = options | {"fingerprint": source.names_fingerprint()}
-    if there == options:
-        return True
-    name = next(name for name in {**options, **there} if there.get(name) != options.get(name))
-    before, now = there.get(name), options.get(name)
-    what = f"{name} {before!r}, now {now!r}" if name != "fingerprint" else "other source files"
-    raise ArmdError(f"{out} was prepared with {what}; choose another --out or remove it")
-
-
 def write_dataset(
     staging: Path, preparation: Preparation, source: Source, options: dict[str, Any]
 ) -> None:
@@ -204,16 +187,6 @@ def training_texts(source: Source, seed: int, threshold: int, limit: int) -> Ite
             yield document.text[: max(0, limit - (read - len(data)))]
             return
         yield document.text
-
-
-def describe(tokenizer: TextTokenizer, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "hash": tokenizer_hash(tokenizer.backend),
-        "vocab_size": tokenizer.vocab_size,
-        "eos": tokenizer.eos,
-        "pad": tokenizer.pad,
-    }
 
 
 def write_splits(

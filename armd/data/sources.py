@@ -127,18 +127,26 @@ class HubDataset:
         return hub_rows(self.name, self.config, self.split, self.revision)
 
     def fingerprint(self) -> str:
-        at = f"@{self.revision}" if self.revision else ""
-        return f"hf:{self.name}:{self.config}:{self.split}{at}{self.local_digest}"
-
-    @cached_property
-    def local_digest(self) -> str:
-        """Of the files, where they are here: their names would not tell that they changed."""
-        files = sorted(path for path in Path(self.name).rglob("*") if path.is_file())
-        sums = "".join(f"{path.name} {hash_file(path)}" for path in files)
-        return f"#{hashlib.sha256(sums.encode()).hexdigest()[:16]}" if files else ""
+        return self._named([path.relative_to(self.name).as_posix() for path in self.local_sums])
 
     def names_fingerprint(self) -> str:
-        return self.fingerprint()
+        """Without the folders of the files, which say what split they are of."""
+        return self._named([path.name for path in self.local_sums])
+
+    def _named(self, files: list[str]) -> str:
+        at = f"@{self.revision}" if self.revision else ""
+        sums = zip(files, self.local_sums.values(), strict=True)
+        content = "".join(f"{name} {found}" for name, found in sums).encode(
+            errors="surrogateescape"
+        )
+        local = f"#{hashlib.sha256(content).hexdigest()[:16]}" if files else ""
+        return f"hf:{self.name}:{self.config}:{self.split}{at}{local}"
+
+    @cached_property
+    def local_sums(self) -> dict[Path, str]:
+        """Of the files, where they are here: their names would not tell that they changed."""
+        files = sorted(path for path in Path(self.name).rglob("*") if path.is_file())
+        return {path: hash_file(path) for path in files}
 
 
 def find_source(

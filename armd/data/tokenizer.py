@@ -70,7 +70,15 @@ def tokenizer_hash(backend: Tokenizer) -> str:
     """Of all that decides a text's tokens; padding, templates and decoding play no part."""
     whole = json.loads(backend.to_str())
     added = sorted((token["id"], token["content"]) for token in whole["added_tokens"])
-    parts = [added, whole["normalizer"], whole["pre_tokenizer"], whole["model"]]
+    return _digest([added, whole["normalizer"], whole["pre_tokenizer"], whole["model"]])
+
+
+def whole_hash(tokenizer: TextTokenizer) -> str:
+    """Of all of it, and what its special tokens are for."""
+    return _digest([json.loads(tokenizer.backend.to_str()), tokenizer.special])
+
+
+def _digest(parts: list[object]) -> str:
     canonical = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 

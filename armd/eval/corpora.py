@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ..data.formats import Reading, decoded, file_format, read_documents, unpacked
 from ..data.hub import PARQUET, hub_rows, require_hub
+from ..data.sources import digest
 from ..errors import ArmdError
+from ..runtime.atomic_files import hash_file
 from .detokenize import DETOKENIZERS, plain
 
 # name -> hub data set, configuration, column, revision
@@ -86,7 +88,6 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     if not path.exists():
         raise ArmdError(f"no file or folder {path} for data set {name}")
     files, split = ((path,), path.name) if path.is_file() else split_files(name, path, split)
-    facts = [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files]
     running_text = name not in HUB and all(
         file_format(f) not in (".jsonl", ".parquet") for f in files
     )
@@ -101,11 +102,19 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
         name,
         split,
         str(path),
-        "; ".join(facts),
+        content(files),
         read,
         rules.get(name, plain),
         ends=not running_text,
     )
+
+
+def content(files: tuple[Path, ...]) -> str:
+    """Changes when a name or a byte of the files does."""
+    try:
+        return f"content:{digest(f'{file.name} {hash_file(file)}' for file in files)}"
+    except OSError as error:
+        raise ArmdError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def split_files(name: str, folder: Path, split: str) -> tuple[tuple[Path, ...], str]:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
+from ..data.sources import digest
 from ..data.tokenizer import no_panic
 from ..errors import ArmdError
 from ..model.strict_model import check_weight_files
 from ..pretrained import (
     OURS,
+    QUANTIZED,
     TOKENIZER_FILES,
     check_saved,
+    checked_sums,
     in_memory,
     is_named,
     is_quantized,
@@ -24,11 +27,11 @@ from ..pretrained import (
     read_config,
     saved_kind,
 )
-from ..runtime.atomic_files import read_text, unexchanged
+from ..runtime.atomic_files import hash_file, read_text, unexchanged
 from ..runtime.device import find_device
 from ..runtime.memory import check_memory
 from ..runtime.threads import use_few_threads
-from ..runtime.weight_files import weight_files
+from ..runtime.weight_files import INDEX, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +57,7 @@ class Loaded:
     tokenizer: TextTokenizer
     precision: str
     fingerprint: str
+    """Changes when its weights or its config.json do."""
 
     @property
     def bos(self) -> int:
@@ -154,13 +158,14 @@ def _read(
         model = causal_lm(str(folder or name), dtype)
     found = model_tokenizer(str(folder or name), tokenizer)
     use_few_threads(model)
+    files = folder or cached_folder(name)
     loaded = Loaded(
         name,
         "armd" if kind in OURS and knows_orders(model_name) else model.config.model_type,
         model.eval().to(find_device(device)),
         found,
         precision,
-        fingerprint(folder),
+        fingerprint(files) if files else "hub:unknown",
     )
     return fitting(loaded)
 
@@ -245,9 +250,19 @@ def trained(folder: Path) -> str:
         return ""
 
 
-def fingerprint(folder: Path | None) -> str:
-    """Changes when the weights on disk do, without reading them."""
-    if folder is None:
-        return "hub"
-    files = sorted(folder.glob("*.safetensors"))
-    return "; ".join(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files)
+def fingerprint(folder: Path) -> str:
+    """Of the content of all files that say what a model computes."""
+    more = (folder / name for name in ("config.json", INDEX, QUANTIZED))
+    files = [*(file for file in more if file.is_file()), *weight_files(folder)]
+    ours = saved_kind(folder)[0] in OURS
+    sums = checked_sums(folder, files) if ours else map(hash_file, files)
+    lines = (f"{file.name} {found}" for file, found in zip(files, sums, strict=True))
+    return f"content:{digest(lines)}"
+
+
+def cached_folder(name: str) -> Path | None:
+    """Where the hub's client keeps the model of that name, once it was loaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ..data.tokenizer import tokenizer_hash
+from ..data.tokenizer import whole_hash
 from ..runtime.processes import ProcessGroup, process_group
 from ..runtime.progress import progress
 from .peer_detokenize import PEER_DETOKENIZERS
@@ -98,7 +98,7 @@ def settings_of(
     return {
         "model": loaded.name,
         "weights": loaded.fingerprint,
-        "tokenizer": tokenizer_hash(loaded.tokenizer.backend),
+        "tokenizer": whole_hash(loaded.tokenizer),
         "kind_of_model": loaded.kind,
         "precision": loaded.precision,
         "protocol": protocol,

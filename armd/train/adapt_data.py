@@ -11,7 +11,8 @@ import numpy as np
 
 from ..data.dataset import open_dataset
 from ..data.manifest import FORMAT, MANIFEST, write_manifest
-from ..data.prepare import Preparation, describe, prepare
+from ..data.prepare import Preparation, prepare
+from ..data.prepared import describe, made_with
 from ..data.shards import ShardWriter, complete_folder
 from ..data.sources import WORDS
 from ..data.tokenizer import find_tokenizer
@@ -81,9 +82,15 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
     tokenizer = find_tokenizer(str(base), (), rows=False)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if (folder / MANIFEST).is_file():
-        if open_dataset(folder).manifest.get("options", {}).get("samples") == digest:
-            return folder
-        raise ArmdError(f"{folder} holds other samples; remove it or choose another --out")
+        there = open_dataset(folder)
+        if there.manifest.get("options", {}).get("samples") != digest:
+            raise ArmdError(f"{folder} holds other samples; remove it or choose another --out")
+        if not made_with(there, tokenizer):
+            raise ArmdError(
+                f"{folder} was made with another tokenizer than {base} has now; remove it or "
+                "choose another --out"
+            )
+        return folder
     size, dtype = tokenizer.vocab_size, np.dtype("<u4")
     with complete_folder(folder) as staging:
         tokenizer.save(staging / "tokenizer")

@@ -1,0 +1,130 @@
+"""Law: a dataset is called prepared already only while the tokenizer that was named is still the
+one that made it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from armd.data.formats import Reading
+from armd.data.manifest import MANIFEST
+from armd.data.prepare import Preparation, prepare
+from armd.data.sources import HubDataset
+from armd.data.tokenizer import trained_tokenizer, with_ends
+from armd.errors import ArmdError
+from armd.runtime.atomic_files import SUMS
+from armd.train.adapt_data import from_samples
+
+LINES = "".join(f"line {n} says that all is well and well\n" for n in range(80))
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """A folder with a tokenizer whose words and special tokens are known."""
+    return put_tokenizer(tmp_path / "named")
+
+
+def put_tokenizer(folder: Path, text: str = LINES, **special: str) -> Path:
+    made = with_ends(trained_tokenizer(290, [text]), rows=False)
+    made.backend.add_special_tokens(["<s>", "</s>", "<other>", "<pad>"])
+    made.special.update({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", **special})
+    shutil.rmtree(folder, ignore_errors=True)
+    made.save(folder)
+    return folder
+
+
+def preparation(named: Path, **options: int) -> Preparation:
+    source = named.parent / "source.txt"
+    source.write_text(LINES)
+    out = named.parent / "out"
+    return Preparation(
+        str(source),
+        str(named),
+        out,
+        documents="line",
+        workers=1,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+CHANGES = {
+    "words": ({"text": "other words, of other letters; " * 40}, {}),
+    "eos": ({"eos_token": "<other>"}, {}),
+    "bos": ({"bos_token": "<other>"}, {"wrap": 16}),
+    "pad": ({"pad_token": "<other>"}, {"rows": 16}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_name_that_means_another_tokenizer_now_is_refused(named: Path, change: str, capsys):
+    changes, options = CHANGES[change]
+    job = preparation(named, **options)
+    made = prepare(job).manifest
+    put_tokenizer(named)  # the same again, in other files
+    assert prepare(job).manifest == made and "prepared already" in capsys.readouterr().err
+    put_tokenizer(named, **changes)
+    with pytest.raises(ArmdError, match=r"another tokenizer than .*named is now; choose another"):
+        prepare(job)
+
+
+@pytest.mark.parametrize("word", ["byte", "bpe:280", ""])
+def test_what_cannot_have_changed_or_is_not_here_is_not_asked_for(named: Path, word: str, capsys):
+    job = preparation(named)
+    job = replace(job, tokenizer=word or job.tokenizer)
+    prepare(job)
+    shutil.rmtree(named)
+    prepare(job)
+    assert "prepared already" in capsys.readouterr().err
+
+
+def test_a_dataset_of_an_earlier_version_names_no_bos_and_is_taken(named: Path, capsys):
+    job = preparation(named)
+    prepare(job)
+    (job.out / SUMS).unlink()
+    manifest = json.loads((job.out / MANIFEST).read_text())
+    del manifest["tokenizer"]["bos"]
+    (job.out / MANIFEST).write_text(json.dumps(manifest))
+    prepare(job)
+    assert "prepared already" in capsys.readouterr().err
+    put_tokenizer(named, eos_token="<other>")
+    with pytest.raises(ArmdError, match="another tokenizer"):
+        prepare(job)
+
+
+def test_samples_that_became_a_dataset_are_of_one_tokenizer(named: Path):
+    samples, folder = named.parent / "samples.jsonl", named.parent / "run-data"
+    samples.write_text('{"text": "a", "ids": [5, 6, 7]}\n' * 40)
+    assert from_samples(samples, named, folder) == folder
+    assert from_samples(samples, named, folder) == folder
+    put_tokenizer(named, text="other words, of other letters; " * 40)
+    with pytest.raises(ArmdError, match=r"another tokenizer than .*named has now; remove it"):
+        from_samples(samples, named, folder)
+
+
+def test_files_that_are_of_another_split_now_are_other_source_files(tmp_path: Path, capsys):
+    pytest.importorskip("datasets")
+    root = tmp_path / "hub"
+    for split in ("dev", "train", "validation"):
+        (root / split).mkdir(parents=True)
+        words = "".join(json.dumps({"text": f"{split} {n}"}) + "\n" for n in range(9))
+        (root / split / f"of-{split}.jsonl").write_text(words)
+    job = Preparation(f"hf:{root}", "byte", tmp_path / "out", workers=1)
+    made = prepare(job).manifest["options"]["fingerprint"]
+    prepare(job)
+    assert "prepared already" in capsys.readouterr().err
+    (root / "train").rename(root / "test")
+    (root / "validation").rename(root / "train")
+    with pytest.raises(ArmdError, match="other source files"):
+        prepare(job)
+    (root / "train").rename(root / "validation")
+    (root / "test").rename(root / "train")
+    old = HubDataset(str(root), None, "train", Reading()).names_fingerprint()
+    (job.out / SUMS).unlink()
+    manifest = (job.out / MANIFEST).read_text()
+    (job.out / MANIFEST).write_text(manifest.replace(made, old))  # of an earlier version
+    prepare(job)
+    assert "prepared already" in capsys.readouterr().err
