@@ -1,6 +1,8 @@
 """Laws: a folder that is replaced is the old one or the new one at every moment, and damage is
 found."""
 
+import errno
+import json
 import os
 import signal
 import threading
@@ -19,6 +21,7 @@ from armd.runtime.atomic_files import (
     refuse_full,
     replace_text,
     unexchanged,
+    write_figures,
     write_sums,
     write_text,
 )
@@ -136,3 +139,25 @@ def test_a_signal_whose_exception_was_lost_is_not(tmp_path: Path, number: signal
             pass  # the next one is its own
     finally:
         signal.signal(number, before)
+
+
+def test_a_link_that_a_user_named_is_followed(tmp_path: Path) -> None:
+    """Its target is replaced at once, as a file that is named itself; ours are never followed."""
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    for figures in ({"a": 1}, {"a": 2}):
+        write_figures(link, figures)
+        assert link.is_symlink() and json.loads(target.read_text()) == figures
+    replace_text(link, "ours")
+    assert not link.is_symlink() and json.loads(target.read_text()) == {"a": 2}
+
+
+def test_a_write_that_fails_leaves_nothing_beside_it(tmp_path: Path, monkeypatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_figures(tmp_path / "a" / "figures.json", {})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_figures(tmp_path / "a" / "figures.json", {"lost": 1})
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["figures.json"]

@@ -14,6 +14,7 @@ import tyro
 from ..eval.results import table
 from ..model.configuration_armd import ArmdConfig
 from ..pretrained import model_folder
+from ..runtime.atomic_files import write_figures
 from ..runtime.processes import ProcessGroup
 from ..train.adapt import AdaptTrainer
 from ..train.adapt_command import Adapting, recipe_of
@@ -84,7 +85,7 @@ def bench_adapt(
         print(f"all steps as by default, {teacher}: {default_mix(rows, teacher, streams):.2f}")
     if json_file is not None:
         found = {"length": length, "rows": [asdict(row) for row in rows]}
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_figures(json_file, found)
 
 
 def default_mix(rows: list[Row], teacher: str, streams: Sequence[int]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import write_figures
 from ..runtime.threads import own_core
 
 LOOP = "while True: pass"
@@ -55,7 +54,7 @@ def bench_busy(
             f"| {figures['left']:.2f}{mark} |"
         )
     if json is not None:
-        write_text(json, jsonlib.dumps(found, indent=1) + "\n")
+        write_figures(json, found)
     return found
 
 

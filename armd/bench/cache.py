@@ -1,6 +1,5 @@
 """`armd bench cache`: what do keys and values in bf16 cost on real text?"""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from ..model.modeling_armd import ArmdLM
 from ..model.order import strided
 from ..model.shapes import Int, Tensor
 from ..native.packed import pack, with_cache
+from ..runtime.atomic_files import write_figures
 from .decode import load_for
 
 
@@ -59,7 +59,7 @@ def bench_cache(
                 flush=True,
             )
     if json_file:
-        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        write_figures(json_file, [asdict(row) for row in rows])
 
 
 def loss_of(pair: list[Tensor], weights: str, streams: int) -> CacheLoss:

@@ -1,6 +1,5 @@
 """`armd bench decode`: how fast is text written, against GPT-2 and masked diffusion?"""
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from ..eval.results import table
+from ..runtime.atomic_files import write_figures
 
 REST = 0.25
 """Seconds before each side where there are peers: threads of some spin for 0.2 s for more work."""
@@ -132,7 +132,7 @@ def bench_decode(
         settings |= {"model": model and Path(model).name, "cache": cache}
         settings |= {"device": device, "threads": torch.get_num_threads(), "bandwidth": bandwidths}
         content = {"settings": settings, "rows": [asdict(row) for row in rows]}
-        json_file.write_text(json.dumps(content, indent=1))
+        write_figures(json_file, content)
 
 
 def load_for(path: str, length: int, device: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.atomic_files import write_figures
 
 if TYPE_CHECKING:
     from ..eval.corpora import Corpus
@@ -89,7 +89,7 @@ def bench_eval(
         settings |= {"windows": windows, "threads": torch.get_num_threads(), "growth": growth}
         settings |= {"device": str(loaded.model.device), "repeats": repeats}
         content = {"kind": "bench eval", "settings": settings, **asdict(cost)}
-        json.write_text(jsonlib.dumps(content, indent=1) + "\n", "utf-8")
+        write_figures(json, content)
     return cost
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from ..eval.results import table
+from ..runtime.atomic_files import write_figures
 
 CLIENTS, TOKENS = 4, 64
 # what the others ask for: path, body, how many of them
@@ -62,7 +63,7 @@ def bench_fair(
     found = [share_of(size, name, rounds) for name in OTHERS]
     show(found)
     if json_file:
-        json_file.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        write_figures(json_file, [asdict(row) for row in found])
 
 
 def share_of(size: str, name: str, rounds: list[dict[str, tuple[float, float]]]) -> Share:

@@ -1,6 +1,5 @@
 """`armd bench products`: how near to memory's own speed are products of a few rows?"""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ..eval.results import table
+from ..runtime.atomic_files import write_figures
 
 Packed = Literal["fp32", "int8", "bf16", "q8", "q4"]
 
@@ -58,7 +58,7 @@ def bench_products(
         settings = {"depth": depth, "outputs": outputs, "matrices": matrices, "repeats": repeats}
         settings |= {"threads": torch.get_num_threads(), "bandwidth": bandwidth}
         content = {"settings": settings, "products": [asdict(product) for product in products]}
-        json_file.write_text(json.dumps(content, indent=1))
+        write_figures(json_file, content)
 
 
 def build(

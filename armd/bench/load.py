@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import tyro
 
+from ..runtime.atomic_files import write_figures
+
 Address = tuple[str, int]
 
 
@@ -190,7 +192,7 @@ def main() -> None:
         f"tokens/s over {outcome.seconds:.0f} s; memory {grown:+.1f} MiB; all slots free"
     )
     if job.json:
-        job.json.write_text(json_format.dumps(asdict(outcome), indent=2) + "\n")
+        write_figures(job.json, asdict(outcome))
     if outcome.wrong:
         print("\n".join(outcome.wrong[:5]), file=sys.stderr)
         raise SystemExit(1)

@@ -1,11 +1,12 @@
 """`armd bench prefill`: how near to the machine's arithmetic is the pass over a prompt?"""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from ..runtime.atomic_files import write_figures
 
 
 @dataclass(frozen=True)
@@ -82,4 +83,4 @@ def bench_prefill(
         settings["model"] = model and Path(model).name
         settings |= {"repeats": repeats, "threads": torch.get_num_threads()}
         content = {"settings": settings, "rows": [asdict(row) for row in rows]}
-        json_file.write_text(json.dumps(content, indent=1))
+        write_figures(json_file, content)

@@ -19,6 +19,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..eval.results import table
+from ..runtime.atomic_files import write_figures
 
 if TYPE_CHECKING:
     from ..serve.service import Service
@@ -75,7 +76,7 @@ def bench_serve(
     show(found)
     if json_file:
         content = {"cores": torch.get_num_threads(), "rows": [asdict(row) for row in found]}
-        json_file.write_text(json.dumps(content, indent=1) + "\n")
+        write_figures(json_file, content)
 
 
 def measure(

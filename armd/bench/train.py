@@ -1,6 +1,5 @@
 """`armd bench train`: what does a training step cost, against AR and against GPT-2?"""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..eval.results import table
+from ..runtime.atomic_files import write_figures
 
 RHO = 32
 STREAMS = 4
@@ -75,7 +75,7 @@ def bench_train(
 
         figures = report_loop(str(loop))
         if json_file:
-            json_file.write_text(json.dumps(figures, indent=1))
+            write_figures(json_file, figures)
         return
     where = find_device(device)
     peak = gemm_peak(where)
@@ -92,7 +92,7 @@ def bench_train(
         settings = {"size": size, "batch": batch, "repeats": repeats, "device": device}
         settings |= {"threads": torch.get_num_threads(), "gemm_peak": peak, "compile": compile}
         content = {"settings": settings, "rows": [asdict(row) for row in rows]}
-        json_file.write_text(json.dumps(content, indent=1))
+        write_figures(json_file, content)
 
 
 def build(

@@ -1,6 +1,5 @@
 """`armd demo`: a pretrained model writes in streams; then from a corpus to a model in minutes."""
 
-import json as json_format
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ def demo(
     from ..checked_pack import pack_checked
     from ..data.prepare import Preparation, prepare
     from ..pretrained import load_model
-    from ..runtime.atomic_files import write_text
+    from ..runtime.atomic_files import write_figures
     from ..runtime.threads import use_few_threads
     from ..train.loop import train
     from ..train.presets import demo as recipe
@@ -62,7 +61,7 @@ def demo(
     print(f"\nMore: armd generate {run} --prompt '...' --streams 4 --show")
     if json:
         figures = {"heldout_nats": losses, "tokens_per_second": speeds}
-        write_text(json, json_format.dumps(figures, indent=2) + "\n")
+        write_figures(json, figures)
 
 
 PROMPT = "The people of the United States"

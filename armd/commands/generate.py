@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import write_figures
 from ..runtime.progress import progress, rate
 from .generate_inputs import Request, batches, plans_of
 from .generate_options import Writing, check, check_out, opened, requested, sampling_of
@@ -273,4 +272,4 @@ def report(job: Writing, figures: dict[str, Any]) -> None:
     )
     if job.json is not None:
         job.json.parent.mkdir(parents=True, exist_ok=True)
-        write_text(job.json, jsonlib.dumps(figures, indent=1) + "\n")
+        write_figures(job.json, figures)

@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import SUMS, damaged_files, read_text, sync_tree, write_sums, write_text
+from ..runtime.atomic_files import (
+    SUMS,
+    damaged_files,
+    read_text,
+    replace_text,
+    sync_tree,
+    write_sums,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -18,7 +25,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """The last file of a dataset but one: the checksums of it and of the tokenizer. Those of the
     shards are in the manifest."""
     sync_tree(folder)
-    write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    replace_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     write_sums(folder, leave_out=".bin")
 
 

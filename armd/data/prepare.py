@@ -1,6 +1,5 @@
 """armd prepare: a source and a tokenizer to a dataset folder, all of it or nothing."""
 
-import json
 import os
 import sys
 import time
@@ -13,7 +12,7 @@ import numpy as np
 import tyro
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import write_figures
 from ..runtime.progress import progress, rate
 from ..runtime.signals import terminated_as_interrupt
 from .dataset import Dataset, open_dataset
@@ -243,7 +242,7 @@ def report(preparation: Preparation, dataset: Dataset, *, seconds: float) -> Non
         figures = {name: {k: split[k] for k in keys} for name, split in splits.items()}
         timing = {"seconds": seconds, "workers": workers}
         timing["tokens_per_second"] = tokens / seconds if seconds else 0.0
-        write_text(preparation.json, json.dumps(figures | timing, indent=2) + "\n")
+        write_figures(preparation.json, figures | timing)
 
 
 def note(text: str) -> None:

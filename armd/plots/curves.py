@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import write_figures
 from .orders import pyplot_or_error, write_picture
 
 _MARKS = "os^Dvp*X"
@@ -41,9 +41,7 @@ def plot_curves(
     draw(curves, out)
     print(out)
     if json:
-        import json as json_format
-
-        write_text(json, json_format.dumps(curves, indent=2) + "\n")
+        write_figures(json, curves)
 
 
 def named(runs: list[Path]) -> dict[str, Path]:

@@ -39,8 +39,15 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def write_figures(path: Path, figures: object) -> None:
+    """The same, as JSON, for --json; its folder is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(figures, indent=1) + "\n")
+
+
 def write_bytes(path: Path, data: bytes) -> None:
-    """The same, of a picture."""
+    """The same, of a picture. A link that a user named is followed, as their other tools do."""
+    path = path.resolve() if path.is_symlink() else path
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "It is a folder", str(path))
     if path.parent == Path("/dev") or is_device(path):
@@ -244,7 +251,7 @@ def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:
     found = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != SUMS)
     files = (p for p in found if not p.name.endswith(leave_out))
     sums = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
-    write_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
+    replace_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
 
 
 def damaged_files(folder: Path) -> list[str] | None:

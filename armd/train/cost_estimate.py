@@ -1,6 +1,5 @@
 """`armd plan`: what a preset will cost, read off the model itself on the meta device."""
 
-import json as json_format
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import write_figures
 from .presets import preset as named
 from .recipe import Recipe
 from .recipe_limits import check_between
@@ -86,7 +85,7 @@ def plan(
     print(describe(preset, cost, gpus=gpus, gpu=gpu, utilisation=utilisation))
     if json:
         known = {"preset": preset, "gpus": gpus, "gpu": gpu, "utilisation": utilisation}
-        write_text(json, json_format.dumps(known | asdict(cost), indent=2) + "\n")
+        write_figures(json, known | asdict(cost))
 
 
 def estimate(recipe: Recipe, vocab_size: int, *, gpus: int, peak: float) -> Cost:
