@@ -62,6 +62,27 @@ def test_bad_places_are_named(tmp_path):
         find_corpora(f"wikitext2={tmp_path}", PROTOCOLS["sedd"].splits)
 
 
+def test_paths_with_the_marks_of_the_option_are_found_whole(tmp_path, monkeypatch):
+    """A comma parts texts and = follows a name, unless the whole is a path that is there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a,b.txt", "k=1,l=2.txt", "c.txt"):
+        (tmp_path / name).write_text(name)
+    for words, names in (
+        ("a,b.txt", ["a,b"]),
+        ("k=1,l=2.txt", ["k=1,l=2"]),
+        ("c.txt, a,b.txt,ptb=k=1,l=2.txt", ["c", "a,b", "ptb"]),
+        ("x=a,b.txt,c.txt,", ["x", "c"]),
+    ):
+        assert [corpus.name for corpus in find_corpora(words, SPLITS)] == names
+    assert rows("k=1,l=2.txt") == ["k=1,l=2.txt", None]
+    for words, said in (
+        ("d,e.txt", "no data set 'd'.*'d,e.txt' is no path"),
+        ("k=2.txt", "no file or folder 2.txt for data set k, and no path 'k=2.txt'"),
+    ):
+        with pytest.raises(ArmdError, match=said):
+            find_corpora(words, SPLITS)
+
+
 def test_an_unreachable_hub_names_the_local_way(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ArmdError, match="--data lambada=PATH"):

@@ -1,6 +1,7 @@
 """The texts to score: benchmarks by name from the hub, or any local file or folder, row by row."""
 
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,10 @@ def find_corpora(
     words: str, splits: dict[str, str], rules: Detokenizers = DETOKENIZERS
 ) -> list[Corpus]:
     """`lambada,ptb=PATH,PATH`: names, names with a place, or places alone."""
-    found = [find_corpus(word.strip(), splits, rules) for word in words.split(",") if word.strip()]
+    texts = apart(words)
+    for word in texts:
+        check_there(word, words)
+    found = [find_corpus(word, splits, rules) for word in texts]
     if not found:
         raise ArmdError(f"--data '{words}' names nothing; give {', '.join(HUB)} or name=PATH")
     names = [corpus.name for corpus in found]
@@ -68,23 +72,46 @@ def find_corpora(
     return found
 
 
+def apart(words: str) -> list[str]:
+    """The words between commas; one in a path that is there is a part of it."""
+    parts, found = words.split(","), []
+    while parts:
+        joined = (",".join(parts[:count]).strip() for count in range(len(parts), 1, -1))
+        word = next((one for one in joined if is_there(one)), parts[0].strip())
+        found.append(word)
+        parts = parts[1 + word.count(",") :]
+    return [word for word in found if word]
+
+
+def is_there(word: str) -> bool:
+    """Whether it is a path, or name=PATH; no name has a comma."""
+    name, _, place = word.partition("=")
+    return os.path.exists(word) or ("," not in name and os.path.exists(place))
+
+
+def check_there(word: str, words: str) -> None:
+    """Raise, and say how `words` were read, unless this one is a name of a data set, or there."""
+    name, _, place = word.partition("=")
+    if is_there(word) or (name in HUB and not place):
+        return
+    said = f"no data set '{name}'; use {', '.join(HUB)}, or {name}=PATH with a file or folder"
+    if place:
+        said = f"no file or folder {place} for data set {name}, and no path '{word}'"
+    read = f" (commas part texts, as '{words}' is no path)" if "," in words else ""
+    raise ArmdError(said + read)
+
+
 def find_corpus(word: str, splits: dict[str, str], rules: Detokenizers) -> Corpus:
     name, _, place = word.partition("=")
-    if not place and name not in HUB and Path(name).exists():
-        name, place = Path(name).stem, name
-    if place:
-        return local(name, Path(place), splits.get(name, "test"), rules)
-    if name not in HUB:
-        raise ArmdError(
-            f"no data set '{name}'; use {', '.join(HUB)}, or {name}=PATH with a file or folder"
-        )
-    return from_hub(name, splits[name], rules)
+    if name in HUB and not place:
+        return from_hub(name, splits[name], rules)
+    if os.path.exists(word):
+        name, place = Path(word).stem, word
+    return local(name, Path(place), splits.get(name, "test"), rules)
 
 
 def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     """A file as it is, or of a folder the files that its names say are of this split."""
-    if not path.exists():
-        raise ArmdError(f"no file or folder {path} for data set {name}")
     files, split = ((path,), path.name) if path.is_file() else split_files(name, path, split)
     facts = [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files]
     running_text = name not in HUB and all(
