@@ -136,14 +136,22 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
 
 
 def split_files(name: str, folder: Path, split: str) -> tuple[tuple[Path, ...], str]:
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".md")
-    if not files:
+    """The files of a split by their names, or all where no name says one; nothing hidden. Raises
+    where a folder in it, or a link to nothing, would have to be read with them."""
+    there = sorted(p for p in folder.iterdir() if p.name[0] != "." and p.suffix != ".md")
+    if not there:
         raise ArmdError(f"no file in {folder} for data set {name}")
     words = {w for of in SPLIT_WORDS.values() for w in of}
-    named = [f for f in files if any(w in f.name.lower() for w in words)]
+    named = [p for p in there if p.is_file() and any(w in p.name.lower() for w in words)]
+    chosen = [p for p in there if any(w in p.name.lower() for w in SPLIT_WORDS[split])]
     if not named:
-        return tuple(files), "all files"
-    chosen = [f for f in named if any(w in f.name.lower() for w in SPLIT_WORDS[split])]
+        chosen, split = there, "all files"
+    if unread := [p for p in chosen if not p.is_file()]:
+        kind = "a folder" if unread[0].is_dir() else "a link to nothing, or a pipe"
+        raise ArmdError(
+            f"{unread[0]} is {kind}, and of {folder} only files are read; name one of them, or a "
+            "folder of files alone"
+        )
     if name == "lambada":  # the OpenAI form, original case and line breaks, where it is there
         chosen = [f for f in chosen if file_format(f) == ".jsonl"] or chosen
     if not chosen:
