@@ -121,6 +121,28 @@ def test_through_a_gguf_file(name: str, kind: str, tmp_path: Path) -> None:
     assert ids[0] == ids[1]
 
 
+def save_bytes(folder: Path, *, bos_is_a_token: bool) -> None:
+    """A model as it is trained here, with the tokenizer that needs no merges."""
+    from armd.data.tokenizer import byte_tokenizer, with_ends
+
+    sizes = {"vocab_size": 257, "d_model": 32, "n_layers": 1, "n_heads": 2, "query": "neighbor"}
+    model = armd.ArmdLM(armd.ArmdConfig(**sizes))
+    if bos_is_a_token:
+        with torch.no_grad():
+            model.bos.copy_(model.embedding.weight[256])
+    with_ends(byte_tokenizer(), rows=False).save(folder)
+    model.save_pretrained(folder)
+
+
+def test_a_tokenizer_without_merges_goes_through_a_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    save_bytes(tmp_path / "ours", bos_is_a_token=True)
+    to_gguf(str(tmp_path / "ours"), tmp_path / "model.gguf", "F32")
+    convert(str(tmp_path / "model.gguf"), tmp_path / "again")
+    words = "naïve  words,\n\t 1234"
+    assert armd_tokens(tmp_path / "again", words) == list(words.encode())
+
+
 def armd_tokens(folder: Path, words: str) -> list[int]:
     from armd.pretrained import load_tokenizer
 
