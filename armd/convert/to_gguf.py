@@ -19,7 +19,7 @@ from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
 from .layout import interleaved
 from .source import read_json
-from .to_llama import Ours, bos_and_eos, open_ours
+from .to_llama import Ours, bos_and_eos, check_bos, open_ours
 from .weight_file import check_disk
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
     if out.exists() or out.suffix != ".gguf":
         raise ArmdError(f"{out} must be a new file that ends in .gguf; name another")
     ours = open_ours(run)
+    check_bos(ours)
     sizes = {name: planned(shape, kind) for name, shape in ours.shapes.items()}
     check_disk(out, sum(size for _, size in sizes.values()))
     aside = out.with_name(f".{out.name}.tmp")
