@@ -14,6 +14,7 @@ from convert_help import FAMILIES, WORDS, source_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 import armd  # noqa: E402
+from armd import cli  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.convert.to_gguf import to_gguf  # noqa: E402
 from armd.convert.to_llama import open_ours, to_llama  # noqa: E402
@@ -119,6 +120,43 @@ def test_through_a_gguf_file(name: str, kind: str, tmp_path: Path) -> None:
     words = "then the naïve 1234 other words"
     ids = [armd_tokens(tmp_path / folder, words) for folder in ("ours", "again")]
     assert ids[0] == ids[1]
+
+
+def save_bytes(folder: Path, *, bos_is_a_token: bool) -> None:
+    """A model as it is trained here, with the tokenizer that needs no merges."""
+    from armd.data.tokenizer import byte_tokenizer, with_ends
+
+    sizes = {"vocab_size": 257, "d_model": 32, "n_layers": 1, "n_heads": 2, "query": "neighbor"}
+    model = armd.ArmdLM(armd.ArmdConfig(**sizes))
+    if bos_is_a_token:
+        with torch.no_grad():
+            model.bos.copy_(model.embedding.weight[256])
+    with_ends(byte_tokenizer(), rows=False).save(folder)
+    model.save_pretrained(folder)
+
+
+def test_a_tokenizer_without_merges_goes_through_a_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    save_bytes(tmp_path / "ours", bos_is_a_token=True)
+    to_gguf(str(tmp_path / "ours"), tmp_path / "model.gguf", "F32")
+    convert(str(tmp_path / "model.gguf"), tmp_path / "again")
+    words = "naïve  words,\n\t 1234"
+    assert armd_tokens(tmp_path / "again", words) == list(words.encode())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gguf"])
+@pytest.mark.parametrize("bos_is_a_token", [True, False])
+def test_a_bos_that_no_other_format_holds_is_told(
+    kind: str, bos_is_a_token: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures of such a model are others there: no line may call it the same."""
+    pytest.importorskip("gguf")
+    save_bytes(tmp_path / "ours", bos_is_a_token=bos_is_a_token)
+    capsys.readouterr()
+    cli.run(["convert", "--to", kind, str(tmp_path / "ours"), str(tmp_path / "out.gguf")])
+    said = capsys.readouterr()
+    assert ("BOS is no token's embedding" in said.err) != bos_is_a_token
+    assert ("the same model but for the row before a text" in said.out) != bos_is_a_token
 
 
 def armd_tokens(folder: Path, words: str) -> list[int]:

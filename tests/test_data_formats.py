@@ -4,6 +4,8 @@ import gzip
 import importlib.util
 import json
 import lzma
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,58 @@ def test_folder_parquet_and_hub_format_give_the_same_documents(tmp_path: Path):
     assert again.fingerprint() != before
     with pytest.raises(ArmdError, match="which is refused"):
         list(again.documents())
+
+
+def test_a_folder_is_read_whole_through_its_links_and_each_folder_once(tmp_path: Path):
+    """Texts on another disk, linked, are the user's texts; links may lead in circles."""
+    folder, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    for place in (folder / "own", elsewhere / "deep"):
+        place.mkdir(parents=True)
+    for file, text in ((folder / "own" / "a.txt", "own"), (elsewhere / "deep" / "b.txt", "far")):
+        file.write_text(text)
+    (folder / "again").symlink_to(folder / "own")
+    (folder / "disk").symlink_to(elsewhere)
+    (folder / "disk2").symlink_to(elsewhere)
+    (elsewhere / "deep" / "round").symlink_to(elsewhere)
+    (folder / "one.txt").symlink_to(elsewhere / "deep" / "b.txt")
+    source = find_source(str(folder), Reading())
+    assert [d.text for d in source.documents()] == ["far", "far", "own"]
+    assert source.fingerprint() != find_source(str(folder / "own"), Reading()).fingerprint()
+
+
+def nothing(folder: Path) -> None:
+    (folder / "deep" / "disk").symlink_to("/no/such/place")
+
+
+def circle(folder: Path) -> None:
+    (folder / "deep" / "disk").symlink_to("disk")
+
+
+def pipe(folder: Path) -> None:
+    os.mkfifo(folder / "deep" / "disk.txt")
+
+
+def closed(folder: Path) -> None:
+    (folder / "deep" / "disk").mkdir()
+
+
+@pytest.mark.parametrize("put", [nothing, circle, pipe, closed])
+def test_what_a_folder_holds_and_cannot_be_read_is_told(
+    put: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.txt").write_text("a text")
+    put(tmp_path)
+    listed = Path.iterdir
+
+    def refused(place: Path) -> Iterator[Path]:  # root, who may run this, may read everything
+        if place.name == "disk":
+            raise PermissionError(13, "Permission denied", str(place))
+        return listed(place)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(ArmdError, match="deep/disk"):
+        find_source(str(tmp_path), Reading())
 
 
 def test_sources_by_one_word():

@@ -50,6 +50,23 @@ def test_the_verb_compares_streams_on_the_same_tokens(tmp_path, text, capsys):
     assert "times S=1" in capsys.readouterr().out
 
 
+def test_each_row_says_of_how_many_windows_it_is(tmp_path, text, capsys):
+    """An error comes from a spread, and a single window has none."""
+    model, short = saved(tiny_armd(), tmp_path / "model"), tmp_path / "short.txt"
+    short.write_text(text.read_text()[:40])
+    words = {"windows": 3, "window": 32, "streams": (1, 2)}
+    found = eval_streams(model, data=f"{text},{short}", **words)
+    assert [result["windows"] for result in found] == [3, 1]
+    assert [row["error"] for row in found[1]["streams"]] == [None, None]
+    said = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in said[1:5]]
+    assert [row[:2] for row in rows] == [["text", "3"]] * 2 + [["short", "1"]] * 2
+    assert [len(row) for row in rows] == [9, 10, 8, 9]  # blank: the error, and S=1's boundary
+    assert said[-1].startswith("windows of 32 tokens") and "single window" in said[-1]
+    eval_streams(model, data=str(text), **words)
+    assert "\n3 windows of 32 tokens" in capsys.readouterr().out
+
+
 def test_what_cannot_be_is_refused_in_one_line(tmp_path, text):
     model = saved(tiny_armd(), tmp_path / "model")
     words = {"data": str(text), "window": 32}

@@ -30,6 +30,29 @@ def test_a_folder_gives_the_split_the_protocol_asks_for(tmp_path):
     assert rows(f"ptb={tmp_path / 'ptb.train.txt'}") == ["train words", ""]
 
 
+def test_of_a_folder_nothing_is_left_out_but_other_splits(tmp_path):
+    """Two data sets in folders of one folder are no data set, and figures of a part mislead."""
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".gitattributes").write_text("hidden")
+    (tmp_path / "deep").mkdir()
+    with pytest.raises(ArmdError, match="deep is a folder"):
+        rows(str(tmp_path))
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ArmdError, match="deep is a folder"):
+        rows(str(tmp_path))
+    (tmp_path / "deep").rmdir()
+    assert rows(str(tmp_path)) == ["a", None]
+    (tmp_path / "disk.txt").symlink_to("/no/such/file")
+    with pytest.raises(ArmdError, match=r"disk\.txt is a link to nothing"):
+        rows(str(tmp_path))
+    (tmp_path / "test.txt").write_text("b")
+    (tmp_path / "train-novels").mkdir()  # as LAMBADA has it
+    assert rows(str(tmp_path)) == ["b", None]
+    (tmp_path / "test").mkdir()
+    with pytest.raises(ArmdError, match="test is a folder"):
+        rows(str(tmp_path))
+
+
 def test_wikitext_rows_keep_line_ends_and_empty_rows(tmp_path):
     (tmp_path / "test.txt").write_text(" \n = Title = \n \n A b . \n")
     assert rows(f"wikitext2={tmp_path / 'test.txt'}") == ["", " = Title =\n", "", " A b.\n"]
@@ -60,6 +83,27 @@ def test_bad_places_are_named(tmp_path):
     (tmp_path / "wiki.test.raw").write_text("a")
     with pytest.raises(ArmdError, match="no train split"):
         find_corpora(f"wikitext2={tmp_path}", PROTOCOLS["sedd"].splits)
+
+
+def test_paths_with_the_marks_of_the_option_are_found_whole(tmp_path, monkeypatch):
+    """A comma parts texts and = follows a name, unless the whole is a path that is there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a,b.txt", "k=1,l=2.txt", "c.txt"):
+        (tmp_path / name).write_text(name)
+    for words, names in (
+        ("a,b.txt", ["a,b"]),
+        ("k=1,l=2.txt", ["k=1,l=2"]),
+        ("c.txt, a,b.txt,ptb=k=1,l=2.txt", ["c", "a,b", "ptb"]),
+        ("x=a,b.txt,c.txt,", ["x", "c"]),
+    ):
+        assert [corpus.name for corpus in find_corpora(words, SPLITS)] == names
+    assert rows("k=1,l=2.txt") == ["k=1,l=2.txt", None]
+    for words, said in (
+        ("d,e.txt", "no data set 'd'.*'d,e.txt' is no path"),
+        ("k=2.txt", "no file or folder 2.txt for data set k, and no path 'k=2.txt'"),
+    ):
+        with pytest.raises(ArmdError, match=said):
+            find_corpora(words, SPLITS)
 
 
 def test_an_unreachable_hub_names_the_local_way(monkeypatch):

@@ -11,6 +11,8 @@ import tyro
 
 from ..errors import ArmdError
 
+BUT_FOR_BOS = " but for the row before a text"
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -45,14 +47,18 @@ def convert_command(job: Conversion) -> None:
     elif job.to == "llama":
         from .to_llama import to_llama
 
-        config = to_llama(job.source, job.out).config
+        ours = to_llama(job.source, job.out)
+        config = ours.config
         kind = "Qwen2ForCausalLM" if config.qkv_bias else "LlamaForCausalLM"
-        more = f"a {kind}, left to right the same model"
+        but = "" if ours.bos_is_a_token else BUT_FOR_BOS
+        more = f"a {kind}, left to right the same model{but}"
     else:
         from .to_gguf import to_gguf
 
-        config = to_gguf(job.source, job.out, job.type).config
-        more = f"{job.type}, left to right the same model up to rounding"
+        ours = to_gguf(job.source, job.out, job.type)
+        config = ours.config
+        but = "" if ours.bos_is_a_token else BUT_FOR_BOS
+        more = f"{job.type}, left to right the same model{but} up to rounding"
     seconds = time.perf_counter() - began
     grouped = f" of {config.n_kv_heads} key-value heads" * (config.n_kv_heads != config.n_heads)
     print(

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import os
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
 from .layout import interleaved
 from .source import read_json
-from .to_llama import Ours, bos_and_eos, open_ours
+from .to_llama import Ours, bos_and_eos, check_bos, open_ours
 from .weight_file import check_disk
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
     if out.exists() or out.suffix != ".gguf":
         raise ArmdError(f"{out} must be a new file that ends in .gguf; name another")
     ours = open_ours(run)
+    check_bos(ours)
     sizes = {name: planned(shape, kind) for name, shape in ours.shapes.items()}
     check_disk(out, sum(size for _, size in sizes.values()))
     aside = out.with_name(f".{out.name}.tmp")
@@ -82,7 +84,7 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
     import numpy as np
 
     family = "qwen2" if ours.config.qkv_bias else "llama"
-    writer = gguf.GGUFWriter(str(path), family)
+    writer = writer_of(path, family)
     add_facts(writer, ours, getattr(gguf.LlamaFileType, KINDS[kind]))
     try:
         add_tokenizer(writer, ours)
@@ -116,6 +118,21 @@ def write(ours: Ours, path: Path, kind: str, sizes: dict[str, tuple[str, int]]) 
     if factors is not None:
         writer.write_tensor_data(factors)
     writer.close()
+
+
+def writer_of(path: Path, family: str) -> Any:
+    """gguf's writer, which by itself writes no empty list."""
+    import gguf
+
+    kinds = gguf.GGUFValueType
+
+    class Writer(gguf.GGUFWriter):
+        def _pack_val(self, val: Any, vtype: Any, *more: Any, **named: Any) -> bytes:
+            if vtype == kinds.ARRAY and len(val) == 0:
+                return struct.pack("<IIQ", kinds.ARRAY, kinds.STRING, 0)
+            return super()._pack_val(val, vtype, *more, **named)
+
+    return Writer(str(path), family)
 
 
 def encoded(values: np.ndarray, stored: str) -> np.ndarray:
@@ -176,9 +193,12 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
     writer.add_tokenizer_pre("default" if spoken else pre_tokenizer(ours, saved))
     writer.add_token_list(words)
     writer.add_token_types(kinds)
+    merges = not spoken and bool(saved["model"].get("merges"))
     if spoken:
         writer.add_token_scores(scores)
-    special = gguf.SpecialVocab(ours.folder, load_merges=not spoken, n_vocab=len(words))
+    elif not merges:  # each byte is a token; without the list nobody reads the file
+        writer.add_key_value(gguf.Keys.Tokenizer.MERGES, [], gguf.GGUFValueType.ARRAY)
+    special = gguf.SpecialVocab(ours.folder, load_merges=merges, n_vocab=len(words))
     bos, eos = bos_and_eos(ours.folder)
     found = {"bos": bos, "eos": eos}
     special.special_token_ids |= {role: n for role, n in found.items() if n is not None}

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,17 @@ class Ours:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {piece.name: piece.shape for parts in self.pieces.values() for piece in parts}
+
+    @cached_property
+    def bos_is_a_token(self) -> bool:
+        """Whether the row before a text is some token's embedding, as a converted model has it. One
+        that was trained here has learnt a row of its own, which no other format holds."""
+        for file in weight_files(self.folder):
+            with safe_open(file, "pt") as opened:
+                if "bos" in opened.keys():  # noqa: SIM118
+                    bos = opened.get_tensor("bos")
+                    return bool((self.read("model.embed_tokens.weight") == bos).all(1).any())
+        return True
 
 
 def open_ours(run: str) -> Ours:
@@ -120,15 +133,7 @@ def bos_and_eos(folder: Path) -> tuple[int | None, int | None]:
 
 def check_bos(ours: Ours) -> None:
     """Our BOS row must be the embedding of some token, or a text could not be begun there."""
-    with safe_open(next(iter(weight_files(ours.folder))), "pt") as opened:
-        names = list(opened.keys())
-        bos = opened.get_tensor("bos") if "bos" in names else None
-    if bos is None:
-        return
-    embedding = ours.read("model.embed_tokens.weight")
-    if not bool((embedding == bos).all(1).any()):
-        import sys
-
+    if not ours.bos_is_a_token:
         print(
             "armd: warning: BOS is no token's embedding here, so texts begin otherwise there",
             file=sys.stderr,

@@ -3,7 +3,10 @@
 import difflib
 import hashlib
 import importlib.util
+import os
+import stat
 import sysconfig
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,11 +205,46 @@ def on_disk(path: Path, reading: Reading) -> Files:
 
 
 def folder(root: Path, reading: Reading) -> Files:
-    paths = (path for path in root.rglob("*") if path.is_file())
-    hidden = [p for p in paths if not any(s.startswith(".") for s in p.relative_to(root).parts)]
-    files = tuple(sorted(path for path in hidden if file_format(path) in FORMATS))
+    files = tuple(sorted(path for path in all_files(root) if file_format(path) in FORMATS))
     if not files:
         kinds = ", ".join(FORMATS)
         packed = ", ".join(COMPRESSED)
         raise ArmdError(f"no {kinds} file in {root} ({packed} may follow); name one file instead")
+    if strange := [path for path in files if not path.is_file()]:
+        raise ArmdError(f"{strange[0]} is no file and no folder; write its text to a file first")
     return Files(root, files, reading)
+
+
+def all_files(root: Path) -> list[Path]:
+    """What a folder and the folders in it hold, links to folders too; nothing hidden. Raises for
+    what cannot be read. Each folder is read once, where it stands if that is under the root: links
+    may lead back, or two of them to one folder."""
+    found: list[Path] = []
+    waiting, seen = deque([root]), set[Path]()
+    while waiting:
+        place = waiting.popleft()
+        try:
+            if (real := place.resolve(strict=True)) in seen:
+                continue
+            seen.add(real)
+            for path in sorted(place.iterdir()):
+                if path.name.startswith("."):
+                    continue
+                if not stat.S_ISDIR(path.stat().st_mode):
+                    found.append(path)
+                elif path.is_symlink():
+                    waiting.append(path)
+                else:
+                    waiting.appendleft(path)
+        except OSError as error:
+            raise unreadable(place, error) from None
+    return found
+
+
+def unreadable(folder: Path, error: OSError) -> ArmdError:
+    """What is said of a thing in a folder that is to be read whole, and cannot be."""
+    path = Path(error.filename or folder)
+    if path.is_symlink() and not os.path.exists(path):
+        return ArmdError(f"{path} is a link to nothing; mend or remove it")
+    reason = error.strerror or error
+    return ArmdError(f"cannot read {path} ({reason}); make it readable, or move it elsewhere")

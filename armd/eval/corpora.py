@@ -1,6 +1,7 @@
 """The texts to score: benchmarks by name from the hub, or any local file or folder, row by row."""
 
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,10 @@ def find_corpora(
     words: str, splits: dict[str, str], rules: Detokenizers = DETOKENIZERS
 ) -> list[Corpus]:
     """`lambada,ptb=PATH,PATH`: names, names with a place, or places alone."""
-    found = [find_corpus(word.strip(), splits, rules) for word in words.split(",") if word.strip()]
+    texts = apart(words)
+    for word in texts:
+        check_there(word, words)
+    found = [find_corpus(word, splits, rules) for word in texts]
     if not found:
         raise ArmdError(f"--data '{words}' names nothing; give {', '.join(HUB)} or name=PATH")
     names = [corpus.name for corpus in found]
@@ -70,23 +74,46 @@ def find_corpora(
     return found
 
 
+def apart(words: str) -> list[str]:
+    """The words between commas; one in a path that is there is a part of it."""
+    parts, found = words.split(","), []
+    while parts:
+        joined = (",".join(parts[:count]).strip() for count in range(len(parts), 1, -1))
+        word = next((one for one in joined if is_there(one)), parts[0].strip())
+        found.append(word)
+        parts = parts[1 + word.count(",") :]
+    return [word for word in found if word]
+
+
+def is_there(word: str) -> bool:
+    """Whether it is a path, or name=PATH; no name has a comma."""
+    name, _, place = word.partition("=")
+    return os.path.exists(word) or ("," not in name and os.path.exists(place))
+
+
+def check_there(word: str, words: str) -> None:
+    """Raise, and say how `words` were read, unless this one is a name of a data set, or there."""
+    name, _, place = word.partition("=")
+    if is_there(word) or (name in HUB and not place):
+        return
+    said = f"no data set '{name}'; use {', '.join(HUB)}, or {name}=PATH with a file or folder"
+    if place:
+        said = f"no file or folder {place} for data set {name}, and no path '{word}'"
+    read = f" (commas part texts, as '{words}' is no path)" if "," in words else ""
+    raise ArmdError(said + read)
+
+
 def find_corpus(word: str, splits: dict[str, str], rules: Detokenizers) -> Corpus:
     name, _, place = word.partition("=")
-    if not place and name not in HUB and Path(name).exists():
-        name, place = Path(name).stem, name
-    if place:
-        return local(name, Path(place), splits.get(name, "test"), rules)
-    if name not in HUB:
-        raise ArmdError(
-            f"no data set '{name}'; use {', '.join(HUB)}, or {name}=PATH with a file or folder"
-        )
-    return from_hub(name, splits[name], rules)
+    if name in HUB and not place:
+        return from_hub(name, splits[name], rules)
+    if os.path.exists(word):
+        name, place = Path(word).stem, word
+    return local(name, Path(place), splits.get(name, "test"), rules)
 
 
 def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     """A file as it is, or of a folder the files that its names say are of this split."""
-    if not path.exists():
-        raise ArmdError(f"no file or folder {path} for data set {name}")
     files, split = ((path,), path.name) if path.is_file() else split_files(name, path, split)
     running_text = name not in HUB and all(
         file_format(f) not in (".jsonl", ".parquet") for f in files
@@ -118,14 +145,22 @@ def content(files: tuple[Path, ...]) -> str:
 
 
 def split_files(name: str, folder: Path, split: str) -> tuple[tuple[Path, ...], str]:
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".md")
-    if not files:
+    """The files of a split by their names, or all where no name says one; nothing hidden. Raises
+    where a folder in it, or a link to nothing, would have to be read with them."""
+    there = sorted(p for p in folder.iterdir() if p.name[0] != "." and p.suffix != ".md")
+    if not there:
         raise ArmdError(f"no file in {folder} for data set {name}")
     words = {w for of in SPLIT_WORDS.values() for w in of}
-    named = [f for f in files if any(w in f.name.lower() for w in words)]
+    named = [p for p in there if p.is_file() and any(w in p.name.lower() for w in words)]
+    chosen = [p for p in there if any(w in p.name.lower() for w in SPLIT_WORDS[split])]
     if not named:
-        return tuple(files), "all files"
-    chosen = [f for f in named if any(w in f.name.lower() for w in SPLIT_WORDS[split])]
+        chosen, split = there, "all files"
+    if unread := [p for p in chosen if not p.is_file()]:
+        kind = "a folder" if unread[0].is_dir() else "a link to nothing, or a pipe"
+        raise ArmdError(
+            f"{unread[0]} is {kind}, and of {folder} only files are read; name one of them, or a "
+            "folder of files alone"
+        )
     if name == "lambada":  # the OpenAI form, original case and line breaks, where it is there
         chosen = [f for f in chosen if file_format(f) == ".jsonl"] or chosen
     if not chosen:

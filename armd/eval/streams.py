@@ -120,7 +120,7 @@ def costs(
     made = []
     for count in dict.fromkeys(streams):
         mean, apart = float(nats[count].mean()) / scored, (nats[count] - nats[1]) / scored
-        spread = float(apart.std()) / len(rows) ** 0.5 if len(rows) > 1 else 0.0
+        spread = float(apart.std()) / len(rows) ** 0.5 if len(rows) > 1 else None
         more = float(apart.mean())
         boundary = more * scored / (count - 1) if count > 1 else 0.0
         figures = {"streams": count, "nats_per_token": mean, "nats_more": more, "error": spread}
@@ -148,7 +148,7 @@ def shown(results: list[dict[str, Any]]) -> str:
             f"{exp(row['nats_per_token']):.3f}",
             f"{row['nats_per_token']:.4f}",
             f"{row['nats_more']:+.4f}",
-            f"{row['error']:.4f}",
+            "" if row["error"] is None else f"{row['error']:.4f}",
             f"{row['times_perplexity']:.3f}",
             f"{row['nats_per_boundary']:.1f}" if row["streams"] > 1 else "",
             f"{row['seconds_per_window']:.2f}",
@@ -156,12 +156,19 @@ def shown(results: list[dict[str, Any]]) -> str:
         for result in results
         for row in result["streams"]
     ]
+    counts = [result["windows"] for result in results for _ in result["streams"]]
+    many = f"{counts[0]} window{'s' * (counts[0] != 1)}"
+    if len(set(counts)) > 1:
+        header.insert(1, "windows")
+        rows = [[row[0], str(count), *row[1:]] for row, count in zip(rows, counts, strict=True)]
+        many = "windows"
     first = results[0]
     given = f", the first {first['prompt']} given" if first["prompt"] else ""
+    none = "; of a single window there is none" if 1 in counts else ""
     return "\n".join(
         [
             table(header, rows),
-            f"{first['windows']} windows of {first['window']} tokens{given}; exact log-likelihood "
-            "of each strided order; error: of the difference, from its spread over windows",
+            f"{many} of {first['window']} tokens{given}; exact log-likelihood of each strided "
+            f"order; error: of the difference, from its spread over windows{none}",
         ]
     )
