@@ -32,14 +32,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def tokenizer_files(folder: Path) -> None:
+def tokenizer_files(folder: Path, text: str = "the order of the other then there") -> None:
     """Byte-level BPE with a few merges, and an EOS."""
     from armd.data.tokenizer import trained_tokenizer, with_ends
 
     aside = folder / "tokenizer"
-    with_ends(trained_tokenizer(WORDS, ["the order of the other then there"]), rows=False).save(
-        aside
-    )
+    with_ends(trained_tokenizer(WORDS, [text]), rows=False).save(aside)
     for file in aside.iterdir():
         file.rename(folder / file.name)
     aside.rmdir()

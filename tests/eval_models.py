@@ -73,13 +73,12 @@ def tiny_armd(**changes) -> armd.ArmdLM:
     return model.eval()
 
 
-def tiny_gpt2():
+def tiny_gpt2(**changes):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_layer=2, n_embd=32, n_head=2, n_positions=64, initializer_range=0.3
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 64}
+    config = GPT2Config(**{**sizes, "initializer_range": 0.3, **changes})
     return GPT2LMHeadModel(config).eval()
 
 

@@ -2,6 +2,7 @@
 whose export is replaced meanwhile; and what it says of another config names no option."""
 
 import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from convert_help import tokenizer_files  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from test_adapt import base, job, samples  # noqa: E402, F401
+from test_exchanged_runs import files  # noqa: E402
 
 from armd.commands.verify import check_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
@@ -141,6 +144,37 @@ def test_a_base_that_is_replaced_at_the_start_is_said_once(
     ours, theirs = (load_file(f / "export" / "model.safetensors") for f in (out, trained))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs if ours[name].dim() == 2)
     assert {path.name for path in out.iterdir()} <= ENDED
+
+
+@pytest.mark.parametrize("kind", ["text", "samples"])
+@pytest.mark.parametrize("change", ["words", "eos"])
+def test_tokens_of_another_tokenizer_are_not_learnt(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    kind: str,
+    change: str,
+) -> None:
+    """Though the model that they were made with had the same name."""
+    data, out = samples, tmp_path / "out"
+    if kind == "text":
+        data = tmp_path / "text.txt"
+        data.write_text(
+            "\n\n".join(f"the order of the other {n} then there " * 9 for n in range(40))
+        )
+    recipe_of(job(trained, data, out))
+    recipe_of(job(trained, data, out))  # the dataset is there
+    before = files(tmp_path / "out-data")
+    if change == "words":
+        tokenizer_files(trained / "export", "another text, and yet another one, and so on")
+    else:
+        settings = trained / "export" / "tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": "a"}))
+    write_sums(trained / "export")
+    with pytest.raises(ArmdError, match="out-data"):
+        recipe_of(job(trained, data, out))
+    assert files(tmp_path / "out-data") == before
+    recipe_of(job(trained, data, tmp_path / "else"))
 
 
 def test_another_config_is_told_without_options(

@@ -102,6 +102,22 @@ def test_a_limit_that_nothing_fits_is_said_in_a_line(limit, monkeypatch, capsys)
     assert ended.value.code == 2 and capsys.readouterr().err.startswith("armd: --limit")
 
 
+def test_a_folder_in_the_place_of_a_kind_of_model_is_said_in_a_line(monkeypatch, capsys):
+    from lm_eval import __main__
+    from lm_eval.api.registry import get_model
+
+    from armd.eval.harness import main
+
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "runs/book", "--tasks", "x"])
+    # what it does with that word, once it has looked through its thousands of tasks
+    monkeypatch.setattr(__main__, "cli_evaluate", lambda: get_model("runs/book"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert ended.value.code == 2 and line.startswith("armd: lm_eval has no kind of model")
+    assert "'runs/book'" in line and "--model armd --model_args pretrained=FOLDER" in line
+
+
 def test_lm_evals_own_hf_model_scores_a_saved_folder_alike(harness):
     """With the code that the folder carries; 0.4.13 knows no models of other packages."""
     from lm_eval.models.huggingface import HFLM

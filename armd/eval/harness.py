@@ -5,6 +5,7 @@ Newer versions of the harness find this class through the entry point in pyproje
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -222,10 +223,22 @@ def main() -> None:
         raise SystemExit(2) from None
     except ValueError as error:
         # lm_eval's own complaints about its words; a defect of a task would need its traceback
-        if not str(error).startswith(("Tasks not found", "No tasks specified")):
+        if not (said := complaint(str(error))):
             raise
-        print(f"armd: {error}; lm_eval ls tasks lists them", file=sys.stderr)
+        print(f"armd: {said}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def complaint(error: str) -> str:
+    """What to say of an error that lm_eval raises for a word of the command line; else nothing."""
+    if error.startswith(("Tasks not found", "No tasks specified")):
+        return f"{error}; lm_eval ls tasks lists them"
+    if found := re.match("Attempted to load model '(.*)', but no model", error):
+        return (
+            f"lm_eval has no kind of model '{found[1]}'; of a folder of armd say --model armd "
+            "--model_args pretrained=FOLDER"
+        )
+    return ""
 
 
 if __name__ == "__main__":

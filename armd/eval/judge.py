@@ -141,6 +141,7 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ..data.tokenizer import ROLES, TextTokenizer, with_ends
+    from .causal_check import REPORTED, checked
 
     if not file.is_file():
         raise ArmdError(f"no file {file} for the judge")
@@ -151,17 +152,18 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
     try:
         with quiet_bars(), alone(file) as folder:
             loaded = AutoTokenizer.from_pretrained(folder, **where)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where)
+            found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where, **REPORTED)
     except Exception as error:  # the reader raises many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot read {file} as a model: {reason}") from None
+    model = checked(str(file), found)
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
-    found = with_ends(TextTokenizer(loaded.backend_tokenizer, special), rows=False)
+    tokenizer = with_ends(TextTokenizer(loaded.backend_tokenizer, special), rows=False)
     fields = fast_reader(str(file)).fields  # what follows is lost on the way from there
     asked, kind = (fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "model"))
     # early files do not say; llama.cpp then puts a BOS before the text of Llama's kind
     starts = asked.contents() if asked else kind is not None and kind.contents() == "llama"
-    return model, found, (found.bos,) if starts else ()
+    return model, tokenizer, (tokenizer.bos,) if starts else ()
 
 
 @contextmanager

@@ -174,8 +174,10 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from ..data.hub import require_hub
+    from .causal_check import REPORTED, checked
 
-    options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
+    options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, **REPORTED}
+    found: Any = None
     if Path(name).is_dir():
         check_weight_files(Path(name))
         if is_quantized(Path(name)):
@@ -183,14 +185,15 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
         check_claims(Path(name))
     if not Path(name).exists():
         try:
-            return AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+            found = AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
         except Exception:  # not in the cache: ask the hub, if it is there
             require_hub(f"model '{name}'", "give a folder made by save_pretrained")
     try:
-        return AutoModelForCausalLM.from_pretrained(name, **options)
+        found = found or AutoModelForCausalLM.from_pretrained(name, **options)
     except Exception as error:  # transformers and its hub client raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None
+    return checked(name, found)
 
 
 def check_claims(folder: Path) -> None:

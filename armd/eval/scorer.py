@@ -183,7 +183,7 @@ class CausalScorer:
         head, body = self.model.get_output_embeddings(), self.model.base_model
         if not isinstance(head, nn.Linear) or head.bias is not None or body is self.model:
             return None
-        some = torch.arange(8, device=self.device)[None] % self.vocab_size
+        some = torch.arange(min(8, self.max_length), device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
             rows, logits = body(some, use_cache=False)[0], self.model(some, use_cache=False).logits
             if rows.shape[-1] != head.in_features:

@@ -15,26 +15,39 @@ from ..data.prepare import Preparation, prepare
 from ..data.prepared import describe, made_with
 from ..data.shards import ShardWriter, complete_folder
 from ..data.sources import WORDS
-from ..data.tokenizer import find_tokenizer
+from ..data.tokenizer import find_tokenizer, tokenizer_hash
 from ..errors import ArmdError
+from .adapt_base import began_with
 
 HELDOUT = 20
 """Of samples, one in so many is held out."""
 
 
 def dataset_for(data: str, base: Path, out: Path) -> Path:
-    """The dataset folder to learn from, made in the run's folder where `data` is none."""
+    """The dataset folder to learn from, made beside the run's folder where `data` is none; its
+    tokens are those of the model that the run began with."""
     path = Path(data)
+    own = find_tokenizer(str(began_with(out, base)), (), rows=False)
     if (path / MANIFEST).is_file():
-        own = find_tokenizer(str(base), (), rows=False).backend
-        open_dataset(path).check_tokenizer(own)
+        open_dataset(path).check_tokenizer(own.backend)
         return path
+    folder = made_dataset(path, data, base, out.with_name(f"{out.name}-data"))
+    told = open_dataset(folder).manifest["tokenizer"]
+    if (told["hash"], told["eos"]) != (tokenizer_hash(own.backend), own.eos):
+        raise ArmdError(
+            f"{folder} holds tokens of another tokenizer than that of {base}, which was replaced "
+            "since; remove it or choose another --out"
+        )
+    return folder
+
+
+def made_dataset(path: Path, data: str, base: Path, folder: Path) -> Path:
+    """The dataset of `data` in `folder`, which may be there from an earlier call."""
     if data not in WORDS and not path.exists() and not data.startswith("hf:"):
         raise ArmdError(
             f"no data {data}; give text files, a folder that armd prepare made, or samples that "
             "armd generate --out wrote"
         )
-    folder = out.with_name(f"{out.name}-data")
     if path.is_file() and path.suffix == ".jsonl" and has_ids(path):
         return from_samples(path, base, folder)
     # of one file, some paragraphs can be held out; of many, whole files
