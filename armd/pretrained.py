@@ -41,6 +41,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "voc
 
 
 QUANTIZED = "quantized.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 """In a folder of quantised weights; see native/packed_file.py."""
 # words that name a model -> (module of armd, function) that gives its folder
 NAMED = {"smollm2": ("convert.smollm2", "ready_folder")}
@@ -246,11 +247,16 @@ def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTo
     return found
 
 
-def weights_digest(path: Path | str) -> str:
-    """Which weights a model has: of their checksums, or of the files where it has none."""
+def model_digest(path: Path | str) -> str:
+    """Which model this is: its weights, then its config and tokenizer, by their checksums."""
     folder = model_folder(path)
-    found = checked_sums(folder, sorted(folder.glob("*.safetensors")))
-    return hashlib.sha256("".join(found).encode()).hexdigest()[:16]
+    weights = checked_sums(folder, sorted(folder.glob("*.safetensors")))
+    files = [folder / name for name in ("config.json", QUANTIZED, *TOKENIZER_FILES)]
+    files = [file for file in files if file.is_file()]
+    sums = checked_sums(folder, files)
+    settings = [f"{file.name} {found}" for file, found in zip(files, sums, strict=True)]
+    parts = ("".join(weights), "\n".join(settings))
+    return "-".join(hashlib.sha256(part.encode()).hexdigest()[:16] for part in parts)
 
 
 def checked_sums(folder: Path, files: list[Path]) -> list[str]:

@@ -3,6 +3,7 @@ changes no text and no figure, and ends no process; and weights are said to be t
 though a run exchanges its export meanwhile."""
 
 import importlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import armd  # noqa: E402
+from armd import cli  # noqa: E402
 from armd.commands.generate_options import Writing, opened  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
 from armd.eval.load_model import fingerprint, load  # noqa: E402
-from armd.pretrained import weights_digest  # noqa: E402
+from armd.pretrained import model_digest  # noqa: E402
 from armd.runtime.atomic_files import put_folder  # noqa: E402
 from armd.runtime.seeds import seeded  # noqa: E402
 
@@ -64,7 +67,7 @@ def exchanging(patch: pytest.MonkeyPatch, where: str, run: Path, other: Path) ->
     patch.setattr(where, after)
 
 
-@pytest.mark.parametrize("where", ["armd.pretrained.weights_digest", LOADED + ".fingerprint"])
+@pytest.mark.parametrize("where", ["armd.pretrained.model_digest", LOADED + ".fingerprint"])
 def test_weights_are_not_called_those_of_another_export(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -82,5 +85,19 @@ def test_weights_are_not_called_those_of_another_export(
         else:
             found, _, named = opened(Writing(str(run)))
     assert not other.exists() and torch.equal(found.bos, model.bos)
-    now = fingerprint(run / "export") if where.startswith(LOADED) else weights_digest(run)
+    now = fingerprint(run / "export") if where.startswith(LOADED) else model_digest(run)
     assert named == now
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_samples_of_another_config_or_tokenizer_are_not_resumed(
+    saved: Path, tmp_path: Path, name: str
+) -> None:
+    copy, out = shutil.copytree(saved, tmp_path / "model"), tmp_path / "out.jsonl"
+    words = ["generate", str(copy), "--length", "8", "--out", str(out), "--count"]
+    cli.run([*words, "1"])
+    file = copy / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 9.0}))
+    (copy / "sha256.json").unlink(missing_ok=True)
+    with pytest.raises(ArmdError, match="config or tokenizer"):
+        cli.run([*words, "2", "--resume"])

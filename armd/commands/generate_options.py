@@ -152,13 +152,13 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer, str]:
     """The model (an ArmdLM, or a Baseline), with the weights asked for, its tokenizer, and which
     weights they are."""
     from ..checked_pack import pack_checked
-    from ..pretrained import in_memory, load_model, load_tokenizer, model_folder, weights_digest
+    from ..pretrained import in_memory, load_model, load_tokenizer, model_digest, model_folder
     from ..runtime.atomic_files import unexchanged
     from ..runtime.threads import use_few_threads
 
     model, digest = unexchanged(
         model_folder(job.model),
-        lambda: (load_model(job.model, device=job.device), weights_digest(job.model)),
+        lambda: (load_model(job.model, device=job.device), model_digest(job.model)),
     )
     use_few_threads(model, job.threads)
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)

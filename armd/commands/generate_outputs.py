@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Letters that a terminal obeys."""
 DIGEST = "checksum"
-"""The setting that says which weights a model had; earlier records do not have it."""
+"""The setting that says which model it was (pretrained.model_digest)."""
 BEGIN = b'{"index": '
 """Of each record: what is cut off begins so."""
 
@@ -238,10 +238,12 @@ def read_records(
                     f"{file} was written with other settings; give the same ones, or use "
                     "--overwrite"
                 )
-            if found.get(DIGEST, wanted[DIGEST]) != wanted[DIGEST]:
+            # earlier records say nothing of config and tokenizer, or nothing at all
+            if not f"{wanted[DIGEST]}-".startswith(f"{found.get(DIGEST, wanted[DIGEST])}-"):
                 raise ArmdError(
-                    f"{file} was written with other weights than {wanted['model']} has now; put "
-                    "those back, name another file, or use --overwrite"
+                    f"{file} was written with other weights, config or tokenizer than "
+                    f"{wanted['model']} has now; put those back, name another file, or use "
+                    "--overwrite"
                 )
         asked = {request.index: request for request in requests}
         if not all(_answers(record, asked.get(record["index"])) for record in records):
