@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError, no_such
-from ..runtime.atomic_files import our_folder, write_text
+from ..pretrained import model_digest
+from ..runtime.atomic_files import our_folder, replace_text
 from ..runtime.device import find_device
 from ..train.cost_estimate import GPUS
 from ..train.run_folder import EXPORT
@@ -196,17 +197,20 @@ def measured(paper: PaperStudy, measure: Measure) -> str | None:
     weights = Path(words[len(measure.before)]) / "model.safetensors"
     if measure.run[:4] not in ("", "hub:") and not weights.exists():
         return f"{weights.parent} is missing; train {measure.run} again with --keep-at"
-    newest = weights.stat().st_mtime if weights.exists() else 0.0
     command, made_by = shlex.join(["armd", *words]), file.with_suffix(".command")
+    made_of = f"{command}\n{model_digest(weights.parent)}\n" if weights.exists() else command
     if file.exists() and made_by.exists():
-        if made_by.read_text("utf-8") == command and file.stat().st_mtime >= newest:
+        said = made_by.read_text("utf-8")
+        # files of earlier versions do not say which weights they are of
+        newer = not weights.exists() or file.stat().st_mtime >= weights.stat().st_mtime
+        if said == made_of or (said == command and newer):
             return None
         file.unlink(missing_ok=True)
     our_folder(file.parent)
     print(command, flush=True)
     try:
         run(words)
-        write_text(made_by, command)
+        replace_text(made_by, made_of)
     except ArmdError as error:
         return str(error)
     except Exception as error:  # one command's failure must not lose the others

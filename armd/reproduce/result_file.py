@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import write_text
+from ..runtime.atomic_files import replace_text
 
 STAGES = ("perplexity", "generation", "price", "latency", "ablations")
 
@@ -54,7 +54,7 @@ class Findings:
     def save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**self.head, "entries": self.entries}, indent=1)
-        write_text(self.file, text + "\n")
+        replace_text(self.file, text + "\n")
 
 
 def read(file: Path) -> dict[str, Any]:

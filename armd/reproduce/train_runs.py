@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import our_folder, refuse_link, write_text
+from ..runtime.atomic_files import our_folder, refuse_link, replace_text
 from ..train.export import exported_step
 from ..train.recipe import Recipe
 from ..train.recipe_files import as_json, differences
@@ -104,7 +104,7 @@ def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
 
 def config_file(study: Study, name: str, recipe: Recipe) -> Path:
     folder = our_folder(study.folder / "configs")
-    write_text(folder / f"{name}.json", as_json(recipe))
+    replace_text(folder / f"{name}.json", as_json(recipe))
     return folder / f"{name}.json"
 
 
