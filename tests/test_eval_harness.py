@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from eval_models import corpus, loaded, saved, tiny_armd, tokenizer
 
 import armd
+from armd.errors import ArmdError
 from armd.eval.perplexity import Scoring, perplexity
 from armd.eval.windows import PROTOCOLS
 
@@ -168,6 +170,47 @@ def test_generation_is_greedy_and_stops(harness):
         stop = whole[2]
         (cut,) = harness.generate_until(requests(("Once", options | {"until": [stop]})))
         assert cut == whole[: whole.index(stop)]
+
+
+def test_a_context_is_cut_after_the_answer_and_told(harness, monkeypatch, capsys):
+    """lm_eval asks for 256 tokens by default: of a question, its last one would be left."""
+    monkeypatch.setattr(harness, "told", False)
+    room = harness.longest
+    assert harness._fitted([1] * 9, 256) == ([1] * 9, room - 9)
+    assert harness._fitted([1] * 3, 2) == ([1] * 3, 2)
+    assert "cut" not in capsys.readouterr().err
+    ids = list(range(2 * room))
+    for _ in range(2):
+        assert harness._fitted(ids, 256) == (ids[-(room - room // 2) :], room // 2)
+    assert capsys.readouterr().err.count("contexts are cut") == 1
+
+
+def test_a_continuation_that_ends_a_word_of_its_context_is_scored():
+    """A tokenizer that has a token for both together, and one for each."""
+    from armd.eval.harness import ArmdHarness
+
+    words = re.compile("lighthouse|light|house|.")
+    ids = {"lighthouse": 2, "light": 1, "house": 3}
+    self = SimpleNamespace(longest=8, loaded=SimpleNamespace())
+    self.loaded.encode = lambda texts: [
+        [ids.get(word, ord(word[0])) for word in words.findall(text)] for text in texts
+    ]
+    joined = ArmdHarness._joined(self, "light", "house")  # type: ignore[arg-type]
+    assert joined == ([1, 3], 1)
+    assert ArmdHarness._joined(self, "a", "house") == ([97, 3], 1)  # type: ignore[arg-type]
+    assert ArmdHarness._joined(self, "light", "") == ([1], 0)  # type: ignore[arg-type]
+
+
+def test_options_of_sampling_are_taken_and_others_told():
+    from armd.eval.harness import asked
+
+    sampled = {"do_sample": True, "temperature": 0.8, "top_p": 0.1, "top_k": 1, "min_p": 0.0}
+    found = asked({"until": ".", "max_gen_toks": 7, **sampled, "repetition_penalty": 1.2})
+    chosen = {"temperature": 0.8, "top_p": 0.1, "top_k": 1, "min_p": None}
+    assert found == (["."], 7, chosen | {"repetition_penalty": 1.2})
+    assert asked(sampled | {"do_sample": False, "num_beams": 1}) == ([], 256, {"temperature": 0.0})
+    with pytest.raises(ArmdError, match="'typical_p' of gen_kwargs"):
+        asked({"typical_p": 0.5})
 
 
 def test_a_local_task_gives_our_bits_per_byte(tmp_path):

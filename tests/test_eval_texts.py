@@ -66,6 +66,16 @@ def test_running_text_may_be_packed(tmp_path, suffix, opened):
     assert rows(str(file)) == ["one\n", "two\n", None, "three\n", None]
 
 
+def test_text_on_the_line_of_a_mark_is_text(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text(
+        "<doc id=1>one\ntwo\n</doc>\n<|endoftext|>three\n<|endoftext|><|endoftext|>\n<doctor\n"
+    )
+    found = ["one\n", "two\n", "three\n", "<doctor\n"]
+    assert [row for row in rows(str(file)) if row is not None] == found
+    assert rows(str(file)).count(None) == 6
+
+
 def test_json_lines_are_rows(tmp_path):
     file = tmp_path / "lambada_test.jsonl"
     file.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("a \u201cb\u201d ", "c")))

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ SPLIT_WORDS = {
     "test": ("test", "heldout"),
 }
 Detokenizers = Mapping[str, Callable[[str], str]]
-DOCUMENT_MARKS = ("<doc ", "</doc", "<|endoftext|>")
+END = "<|endoftext|>"
+DOCUMENT_MARK = re.compile(rf"<doc [^>]*>|</doc>|{re.escape(END)}")
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,16 @@ class Corpus:
 
 
 def running(lines: Iterator[str]) -> Iterator[str | None]:
-    """Lines of running text, their ends kept; a mark between documents becomes None."""
+    """Lines of running text, their ends kept; a mark between documents becomes None. What stands
+    behind it on its line is text."""
     for line in lines:
-        yield None if line.startswith(DOCUMENT_MARKS) else line
+        while mark := DOCUMENT_MARK.match(line):
+            yield None
+            line = line[mark.end() :]
+            if not line.strip():
+                break
+        else:
+            yield line
 
 
 def find_corpora(
@@ -123,7 +132,7 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
         for file in files:
             yield from rows_of(name, file)
             if running_text:
-                yield DOCUMENT_MARKS[-1]  # one file's text ends here
+                yield END  # one file's text ends here
 
     return Corpus(
         name,

@@ -15,6 +15,7 @@ from lm_eval.api.model import LM  # type: ignore[import-not-found]
 from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
 from tqdm.auto import tqdm
 
+from ..data.template import behind_text
 from ..errors import ArmdError
 from ..generation.api import stream
 from ..model.order import left_to_right
@@ -26,6 +27,10 @@ from .scorer import as_numbers, picked
 from .windows import Window
 
 LONGEST_ANSWER = 256
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+FILTERS = ("top_p", "top_k", "min_p")
+NEUTRAL = {"num_beams": 1, "n": 1, "best_of": 1}
+"""Options of generation that mean what armd does anyhow."""
 NOT_USED = ("max_batch_size", "trust_remote_code")
 """Options of lm_eval's that it hands to every model."""
 
@@ -65,6 +70,7 @@ class ArmdHarness(LM):
             raise ArmdError(f"{pretrained} is no ARMD model; use lm_eval --model hf for it")
         self.longest = self.loaded.model.config.max_length
         self._device = self.loaded.model.device
+        self.told = False  # that a context was cut
 
     @classmethod
     def create_from_arg_obj(
@@ -106,8 +112,10 @@ class ArmdHarness(LM):
             continuation = context[-spaces:] + continuation
             context = context[:-spaces]
         whole, before = self.loaded.encode([context + continuation, context])
-        scored = len(whole) - len(before)
-        return whole[-self.longest :], min(max(scored, 0), self.longest)
+        if continuation and len(whole) <= len(before):  # it ends a word that the context begins
+            new = behind_text(lambda text: self.loaded.encode([text])[0])(continuation)
+            whole = [*before, *new]
+        return whole[-self.longest :], min(len(whole) - len(before), self.longest)
 
     @torch.inference_mode()
     def _scored(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,15 +157,8 @@ class ArmdHarness(LM):
         return found
 
     def _continued(self, context: str, options: dict[str, Any], number: int) -> str:
-        until = options.get("until") or []
-        until = [until] if isinstance(until, str) else [stop for stop in until if stop]
-        most = int(options.get("max_gen_toks", LONGEST_ANSWER))
-        most = min(most, self.longest - 1)
-        (ids,) = self.loaded.encode([context])
-        ids = ids[-(self.longest - most) :]
-        temperature = float(options.get("temperature") or 0.0)
-        if not options.get("do_sample", temperature > 0):
-            temperature = 0.0
+        until, most, sampling = asked(options)
+        ids, most = self._fitted(self.loaded.encode([context])[0], most)
         written: dict[int, int] = {}
         text = ""
         for step in stream(
@@ -165,7 +166,7 @@ class ArmdHarness(LM):
             length=len(ids) + most,
             prompt=[ids],
             streams=min(self.streams, most),
-            temperature=temperature,
+            **sampling,
             eos=self.loaded.eos,
             generator=seeded(self.seed, number),
         ):
@@ -177,6 +178,20 @@ class ArmdHarness(LM):
                 break
         return cut_at(text, until)
 
+    def _fitted(self, ids: list[int], most: int) -> tuple[list[int], int]:
+        """A context and the length of its answer, so that the model takes both. The answer is
+        shortened first, to no less than half of the room; then the context is cut on its left."""
+        most = min(most, max(self.longest - len(ids), self.longest // 2, 1))
+        room = self.longest - most
+        if len(ids) > room and not self.told:
+            self.told = True
+            print(
+                f"armd: warning: contexts are cut to their last {room} tokens: the model takes "
+                f"{self.longest}, answers included",
+                file=sys.stderr,
+            )
+        return ids[len(ids) - min(len(ids), room) :], most
+
     def _text(self, written: dict[int, int], start: int) -> str:
         """What stands without a gap after the context, up to an EOS."""
         ids = []
@@ -184,6 +199,26 @@ class ArmdHarness(LM):
             ids.append(written[start])
             start += 1
         return self.loaded.tokenizer.backend.decode(ids, skip_special_tokens=False)
+
+
+def asked(options: dict[str, Any]) -> tuple[list[str], int, dict[str, Any]]:
+    """Of a task's options, or those of --gen_kwargs: stop texts, tokens, and how to sample."""
+    options = {name: value for name, value in options.items() if value is not None}
+    until = options.pop("until", [])
+    until = [until] if isinstance(until, str) else [stop for stop in until if stop]
+    lengths = [options.pop(name) for name in LENGTHS if name in options]
+    most = whole_number(LENGTHS[0], lengths[0] if lengths else LONGEST_ANSWER, 1)
+    temperature = float(options.pop("temperature", 0.0))
+    if not options.pop("do_sample", temperature > 0):
+        temperature = 0.0
+    chosen = {name: options.pop(name) or None for name in FILTERS if name in options}
+    if temperature == 0:  # greedy, whatever filters a task names beside it
+        chosen = {}
+    if "repetition_penalty" in options:
+        chosen["repetition_penalty"] = float(options.pop("repetition_penalty"))
+    if unknown := [name for name, value in options.items() if NEUTRAL.get(name) != value]:
+        raise ArmdError(f"'{min(unknown)}' of gen_kwargs is unknown to armd; leave it out")
+    return until, most, {"temperature": temperature, **chosen}
 
 
 def whole_number(name: str, value: int | str, least: int) -> int:
