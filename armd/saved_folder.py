@@ -27,9 +27,10 @@ def finish_folder(
     weights: int,
     about: Mapping[str, object] | None = None,
     losses: Mapping[str, float] | None = None,
+    losses_step: int | None = None,
 ) -> None:
     """Add all that to a folder of weights and, if there is one, a tokenizer. `about`: facts for the
-    card; `losses`: nats a token on held-out text, by order."""
+    card; `losses`: nats a token on held-out text, by order, at step `losses_step`."""
     config.architectures = [MODELS[name_of(config)][1]]
     config.eos_token_id, config.pad_token_id = add_pad(folder)
     add_code(config, folder)
@@ -37,7 +38,8 @@ def finish_folder(
     ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
     settings = {"do_sample": False, **ends}
     (folder / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    text = card(config, weights=weights, about=about or {}, losses=losses or {})
+    measured = {"losses": losses or {}, "losses_step": losses_step}
+    text = card(config, weights=weights, about=about or {}, **measured)
     (folder / CARD).write_text(text, "utf-8")
 
 
@@ -89,6 +91,7 @@ def card(
     weights: int,
     about: Mapping[str, object],
     losses: Mapping[str, float],
+    losses_step: int | None,
 ) -> str:
     """The text of README.md."""
     sizes = {
@@ -104,7 +107,9 @@ def card(
     parts = [HEAD.format(name=name_of(config)), _table("", "", sizes)]
     if losses:
         rows = {order: f"{nats:.3f} | {exp(min(nats, 700)):.2f}" for order, nats in losses.items()}
-        parts += ["## Held-out text, by order", _table("order", "nats a token | perplexity", rows)]
+        when = "" if losses_step is None else f" at step {losses_step:,}"
+        heading = f"## Held-out text{when}, by order"
+        parts += [heading, _table("order", "nats a token | perplexity", rows)]
     ours = config.architectures == ["ArmdLM"]
     streams = "" if config.query == "shift" else ", streams=4"
     parts.append(USE.format(streams=streams) if ours else BASELINE)

@@ -260,7 +260,7 @@ def test_what_is_no_likelihood_is_marked(figure, mark):
     found = score(stub(scorer))
     assert found["bound"] == (figure == "bound") != found["pseudo_likelihood"]
     settings = {"model": "bounded", "protocol": "exact", "window": 16, **used(Scoring(), True)}
-    result = found | {"settings": settings}
+    result = found | {"settings": settings, "row_ends": "EOS after every row"}
     said = shown([result], PROTOCOLS["exact"], Scoring(), 16, scorer)
     assert f"{mark}2.718" in said and figure in said and "one draw has no standard error" in said
 

@@ -51,6 +51,7 @@ def write_samples(
         "model": writer.name,
         "weights": writer.fingerprint,
         "config": writer.config,
+        "model_precision": writer.precision,
         **how,
         "length": length,
         "temperature": temperature,

@@ -56,8 +56,11 @@ class Loaded:
     model: Any
     tokenizer: TextTokenizer
     precision: str
+    """Of its weights, as they are: those of a quantized folder are rounded."""
     fingerprint: str
     """Changes when its weights or its config.json do."""
+    training: str = ""
+    """How it was trained, where a run says so."""
 
     @property
     def bos(self) -> int:
@@ -80,7 +83,7 @@ class Loaded:
 
     @property
     def config(self) -> str:
-        """Its shape in words, and how it was trained where a run says so."""
+        """Its shape in words, and how it was trained."""
         config = self.model.config
         if self.kind in OURS:
             layers, width = f"{config.n_layers} layers", config.d_model
@@ -91,7 +94,7 @@ class Loaded:
             width = getattr(config, "hidden_size", "?")
         kind = f"{config.model} ({self.kind})" if self.kind == "armd-baseline" else self.kind
         words = f"{kind}, {layers}, width {width}, {self.parameters:,} weights"
-        return words + trained(Path(self.name))
+        return words + self.training
 
     def scorer(self) -> Scorer:
         from .scorer import ArmdScorer, BaselineScorer, CausalScorer
@@ -144,6 +147,8 @@ def _read(
         )
         if quantized and precision != "float32":
             raise ArmdError(f"{folder} is quantized already; leave out --precision")
+        if quantized:
+            precision = model.weights + "".join(f", {kind} q8" for kind in model.kept)
         if precision in ROUNDED:
             if not knows_orders(model_name):
                 raise ArmdError(f"{precision} weights are not for {model_name}; use float32")
@@ -166,6 +171,7 @@ def _read(
         found,
         precision,
         fingerprint(files) if files else "hub:unknown",
+        trained(Path(name), folder),
     )
     return fitting(loaded)
 
@@ -242,13 +248,18 @@ def fitting(loaded: Loaded) -> Loaded:
     return loaded
 
 
-def trained(folder: Path) -> str:
-    """What a run's own config.json says of its training."""
+def trained(run: Path, export: Path | None) -> str:
+    """What a run's own config.json says of its training, and how far this export of it is."""
+    from ..train.export import told_step
+
     try:
-        run = json.loads(read_text(folder / "config.json"))
-        plan = run["curriculum"]
+        said = json.loads(read_text(run / "config.json"))
+        plan = said["curriculum"]
         steps = f"{plan['steps']:,} steps up to rho {plan['rho']}, {plan['sbp_steps']:,} strided"
-        return f"; preset {run['preset']}, {steps}, seed {run['seed']}"
+        step = None if export is None else told_step(export)
+        total = plan["steps"] + plan["sbp_steps"]
+        known = "" if step is None else f", at step {step:,} of {total:,}"
+        return f"; preset {said['preset']}, {steps}, seed {said['seed']}{known}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

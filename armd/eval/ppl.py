@@ -67,14 +67,15 @@ def eval_ppl(
         for corpus in corpora:
             settings = settings_of(loaded, corpus, protocol, length, scoring)
             known = {"settings": settings, "data": corpus.name}
+            ends = {"row_ends": row_ends(chosen, corpus)}
             result = next((r for r in done if r | known == r), {})
             if result.get("nats_per_token") is None:
                 result = evaluated(loaded, corpus, chosen, scoring, length, ranks)
-                result |= {"settings": settings}
+                result |= {"settings": settings, **ends}
                 done.append(result)
                 if ranks.first:
                     write_results(json, "ppl", done)
-            made.append(result)
+            made.append(result | ends)
         if ranks.first:
             print(shown(made, chosen, scoring, length, scorer))
             print(other_tokenizer(chosen, loaded.tokenizer.vocab_size), end="")
@@ -161,7 +162,7 @@ def shown(
                 f"{rate:,.0f}",
             ]
         )
-    lines = [table(header, rows), described(protocol, window, results[0])]
+    lines = [table(header, rows), described(protocol, window, results)]
     lines.append(order_line(scoring, scorer))
     for result in results:
         if "perplexity_counting_bos" in result:
@@ -181,17 +182,27 @@ def shown(
     return "\n".join(lines)
 
 
-def described(protocol: Protocol, window: int, result: dict[str, Any]) -> str:
+def row_ends(protocol: Protocol, corpus: Corpus) -> str:
+    """Where an EOS stands: running text has one where a document ends, whatever the protocol."""
+    if not corpus.ends:
+        return "EOS after every document"
+    return "EOS after every row" if protocol.row_end else "no EOS between rows"
+
+
+def described(protocol: Protocol, window: int, results: list[dict[str, Any]]) -> str:
     parts = [f"protocol {protocol.name}", f"window {window}"]
     if window != protocol.window and protocol.name not in ("exact", "rows"):
         parts[1] += f" (the protocol's is {protocol.window})"
-    parts.append("EOS after every row" if protocol.row_end else "no EOS between rows")
+    ends: dict[str, list[str]] = {}
+    for result in results:
+        ends.setdefault(result["row_ends"], []).append(result["data"])
+    parts += [f"{end} ({', '.join(of)})" if len(ends) > 1 else end for end, of in ends.items()]
     if protocol.wrapped:
         parts.append("BOS and EOS around every window")
     parts.append("tail scored" if protocol.tail else "tails dropped")
     if protocol.group:
         parts[-1] += f" every {protocol.group} rows"
-    parts.append(f"first token {result['first_token']}")
+    parts.append(f"first token {results[0]['first_token']}")
     if protocol.detokenizers is PEER_DETOKENIZERS:
         parts.append("detokenised as SEDD, MDLM and BD3-LM do")
     return "; ".join(parts)

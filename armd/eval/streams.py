@@ -64,7 +64,11 @@ def eval_streams(
     for corpus in corpora:
         rows = spread_windows(loaded, corpus, length, windows)
         settings = {"model": model, "data": corpus.name, "source": corpus.source}
-        facts = {"weights": loaded.fingerprint, "config": loaded.config, "precision": precision}
+        facts = {
+            "weights": loaded.fingerprint,
+            "config": loaded.config,
+            "precision": loaded.precision,
+        }
         with progress(corpus.name, len(rows) * len({1, *streams})) as report:
             figures = costs(loaded, rows, streams, prompt, report)
         results.append({**settings, **facts, "prompt": prompt, **figures, **stamp()})

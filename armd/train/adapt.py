@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +241,7 @@ def save(recipe: Recipe, weights: Any, folder: Path, check: Check) -> None:
     put_folder(aside, folder, check)
 
 
-def merge(
-    base: Path, adapter: Path, out: Path, *, step: int, check: Check, **card: Mapping[str, Any]
-) -> None:
+def merge(base: Path, adapter: Path, out: Path, *, step: int, check: Check, **card: Any) -> None:
     """The base with the adapter added, as a folder of its own, one tensor at a time, unless `check`
     raises."""
     merging, place, shapes = Merging(adapter), {}, {}

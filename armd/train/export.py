@@ -34,6 +34,7 @@ def export(
     *,
     about: Mapping[str, object] | None = None,
     losses: Mapping[str, float] | None = None,
+    losses_step: int | None = None,
     check: Check = unchecked,
 ) -> None:
     """Write model.safetensors, the tokenizer's files and what finish_folder adds, replacing what is
@@ -53,26 +54,32 @@ def export(
     write_tensors(aside / "model.safetensors", weights, facts)
     check()
     count = sum(weight.numel() for weight in weights.values())
-    finish_folder(aside, config, weights=count, about=about, losses=losses)
+    measured = {"losses": losses, "losses_step": losses_step}
+    finish_folder(aside, config, weights=count, about=about, **measured)
     write_sums(aside)
     put_folder(aside, out, check)
 
 
 def card_facts(recipe: Recipe, dataset: Dataset, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the model card says of a run."""
+    """What the model card says of a run; the losses may be of an earlier step."""
     tokens = dataset.manifest["splits"]["train"]["tokens"]
     data = f"{dataset.folder.name}, {tokens:,} tokens"
     rows = parse_rows(checkpoint.metrics() or "")[0]
+    last = next((row for row in rows[::-1] if "heldout" in row), {})
     return {
         "about": {"data": data, "preset": recipe.preset, "step": f"{checkpoint.step:,}"},
-        "losses": next((row["heldout"] for row in rows[::-1] if "heldout" in row), {}),
+        "losses": last.get("heldout", {}),
+        "losses_step": last.get("step"),
     }
 
 
 def exported_step(out: Path) -> int | None:
     """Of which step's weights an export is; None where there is no whole one."""
-    if damaged_files(out) != []:
-        return None
+    return told_step(out) if damaged_files(out) == [] else None
+
+
+def told_step(out: Path) -> int | None:
+    """The same, of an export whose files are known to be whole, or are not worth reading."""
     try:
         with safe_open(out / "model.safetensors", "pt") as file:
             return int((file.metadata() or {})["step"])
