@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .data.chat_template import ChatTemplate
     from .data.tokenizer import TextTokenizer
     from .model.modeling_armd import ArmdLM
+    from .model.order import Order
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,16 @@ class TextModel:
 
         return ChatTemplate(self.folder)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TextModel:
+        """Weights of its own, packed when they are first needed, and a lock of its own."""
+        model, tokenizer = deepcopy(self.model, memo), deepcopy(self.tokenizer, memo)
+        fresh = {"_packed": {}, "_lock": threading.Lock()}
+        return replace(self, model=model, tokenizer=tokenizer, **fresh)
+
     def encode(self, text: str) -> list[int]:
         from .data.tokenizer import no_panic
 
+        check_text(text)
         with no_panic():
             return self.tokenizer.backend.encode(text, add_special_tokens=False).ids if text else []
 
@@ -130,23 +139,39 @@ class TextModel:
         made = infill(self.fast, torch.tensor([tokens]), torch.tensor(known), **options)
         return self.decode(made[0].tolist())
 
-    def score(self, text: str, *, order: str = "left_to_right", **options: Any) -> Score:
+    def score(self, text: str, *, order: str | Order = "left_to_right", **options: Any) -> Score:
         """log p of a text under an order, exactly, in one pass. `order` and `options` as in
-        armd.order.named: strided (streams), random, shuffled (rho), masking (steps)."""
+        armd.order.named: strided (streams), random, shuffled (rho), masking (steps); or an Order of
+        as many tokens as the text has."""
         import torch
 
         from .model.eval_mode import without_dropout
         from .model.likelihood import log_likelihood
-        from .model.order import named
+        from .model.order import Order, named
 
         tokens = self.encode(text)
         if not tokens:
             raise ArmdError("there is nothing to score; give at least one token of text")
-        chosen = named(order, len(tokens), **options)
+        if isinstance(order, Order) and options:
+            raise ArmdError(f"an Order says all of itself; leave out {', '.join(options)}")
+        chosen = order if isinstance(order, Order) else named(str(order), len(tokens), **options)
+        chosen = chosen.rows(1)
         with torch.no_grad(), without_dropout(self.model):
             ids = torch.tensor([tokens], device=self.model.device)
             logp = log_likelihood(self.model, ids, chosen)[0].double().cpu()
-        return Score(tokens, logp[chosen.inverse()].tolist())
+        return Score(tokens, logp[chosen.inverse()[0].cpu()].tolist())
+
+
+def check_text(text: str) -> None:
+    """Raise for what no tokenizer reads."""
+    if not isinstance(text, str):
+        raise ArmdError(f"a text is a str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ArmdError(
+            f"the text has half a surrogate pair at character {error.start}; give valid Unicode"
+        ) from None
 
 
 def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> TextModel:

@@ -150,11 +150,17 @@ def test_a_model_in_training_goes_back_to_training() -> None:
         ({"length": 8, "prompt": [[1], [2]], "generator": generators(1)}, "one for each"),
         ({"length": 8, "streams": 2, "order": armd.order.random(8)}, "either order or streams"),
         ({"length": 8, "order": armd.order.random(7)}, "order is for 7"),
+        ({"length": 8, "eos": [1, 2]}, r"one token id, not \[1, 2\]"),
+        ({"length": 8, "eos": "a"}, "one token id, not 'a'"),
+        ({"length": 8, "eos": 1.0}, "one token id, not 1.0"),
+        ({"length": 8, "eos": True}, "one token id, not True"),
     ],
 )
 def test_bad_input_names_the_fix(unchecked: None, options: dict, said: str) -> None:
     with pytest.raises(armd.ArmdError, match=said):
         armd.generate(model(), **options)
+    with pytest.raises(armd.ArmdError, match=said):
+        list(armd.stream(model(), **options))
 
 
 def test_what_to_fill_must_be_said_once_and_have_blanks(unchecked: None) -> None:

@@ -85,6 +85,31 @@ def test_an_estimate_has_its_error_and_its_tighter_bound() -> None:
         armd.any_order(case.model, case.tokens, draws=0)
 
 
+@pytest.mark.parametrize("query", ["neighbor", "prefix", "shift"])
+def test_tokens_of_any_whole_numbers_are_read_alike(query: str, unchecked: None) -> None:
+    case, order = case_of("random", 6, 1, query=query), armd.order.left_to_right(6)
+    kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
+    with torch.no_grad():
+        for function in (armd.log_likelihood, armd.loss):
+            exact = function(case.model, case.tokens, order)
+            for kind in kinds:
+                assert torch.equal(function(case.model, case.tokens.to(kind), order), exact)
+            for kind in (torch.bool, torch.float32):
+                with pytest.raises(ArmdError, match=f"not {str(kind)[6:]} of shape"):
+                    function(case.model, case.tokens.to(kind), order)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("query", ["neighbor", "prefix", "mean"])
+def test_of_no_text_there_is_no_likelihood_and_no_error(kind: str, query: str) -> None:
+    case = case_of(kind, 6, 1, query=query)
+    none, order = case.tokens[:0], case.order
+    order = order[0] if order.batch else order
+    for mask in (None, torch.ones(0, 6)):
+        found = armd.log_likelihood(case.model, none, order, attention_mask=mask)
+        assert found.shape == (0, 6) and found.dtype == torch.float32
+
+
 def test_over_all_orders_log_mean_exp_is_the_exact_mixture() -> None:
     case = case_of("random", 4, 4, double=True, batch=1, vocab_size=3)
     every = [Order(torch.tensor(p), torch.arange(4)) for p in permutations(range(4))]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,36 @@ def test_a_model_is_packed_inside_autocast_as_outside(loaded) -> None:
 def test_a_length_that_no_model_takes_is_refused_at_once(loaded) -> None:
     with pytest.raises(ArmdError, match="passes the model's"):
         loaded.write("a", length=10**9)
+
+
+def test_a_text_that_is_no_unicode_is_refused_in_one_line(loaded, unchecked) -> None:
+    """Half a surrogate pair comes out of JSON and file names, and no tokenizer reads it."""
+    for verb in (loaded.write, loaded.fill, loaded.score):
+        with pytest.raises(ArmdError, match="half a surrogate pair at character"):
+            verb("a\ud800 __")
+    with pytest.raises(ArmdError, match="not bytes"):
+        loaded.write(b"Once")
+
+
+def test_a_score_takes_an_order_of_ones_own(loaded, unchecked) -> None:
+    strided = armd.order.strided(8, 3)
+    for order in (strided, strided.rows(1)):
+        score = loaded.score("an order", order=order)
+        assert score == loaded.score("an order", order="strided", streams=3)
+    for order, options, said in (
+        (strided, {"streams": 3}, "leave out streams"),
+        (armd.order.strided(7, 3), {}, "order is for 7 tokens"),
+        (armd.order.stack([strided] * 2), {}, "2 rows does not fit 1"),
+        (3, {}, "no order '3'"),
+    ):
+        with pytest.raises(ArmdError, match=said):
+            loaded.score("an order", order=order, **options)
+
+
+def test_a_copy_writes_the_same_and_learns_alone(loaded) -> None:
+    copied, text = deepcopy(loaded), loaded.write("Once", seed=1, length=24)
+    assert copied.write("Once", seed=1, length=24) == text
+    with torch.no_grad():
+        copied.model.norm.weight.mul_(-1.0)
+    assert copied.write("Once", seed=1, length=24) != text
+    assert loaded.write("Once", seed=1, length=24) == text

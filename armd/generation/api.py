@@ -15,6 +15,7 @@ from ..model.order import Order
 from ..model.sampling import Sampling
 from ..model.shapes import Bool, Int, Tensor
 from ..runtime.seeds import generators_per_row
+from ..runtime.token_rows import end_token
 from .decoder import Decoder
 from .kv_cache import KVCache, make_cache
 from .outputs import StepOutput
@@ -91,6 +92,7 @@ def make_sequences(
 ) -> list[Sequence]:
     """A sequence for each plan. Those that take equal steps share a cache, so that torch has them
     in one batch; the C backend takes each by itself. `cache` is one for all of them."""
+    eos = end_token(eos)
     generators, native = generators_per_row(generator, len(plans)), Decoder.is_native(model)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, plan in enumerate(plans):

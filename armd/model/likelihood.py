@@ -8,7 +8,7 @@ import torch
 
 from . import order as orders
 from .errors import ArmdError
-from .modeling_armd import ArmdLM
+from .modeling_armd import ArmdLM, token_ids
 from .order import Order
 from .shapes import Float, Int, Tensor
 
@@ -23,6 +23,7 @@ def log_likelihood(
     """log p of every token given the blocks before its own, in generation order, in one pass.
     Summed over a row it is the exact log-likelihood of that text in that order. Padding, where
     attention_mask is 0, on the left or on the right, has log p 0."""
+    tokens = token_ids(tokens)
     rows = model.hidden(tokens, order, attention_mask)
     position = order.rows(len(tokens)).position.to(tokens.device)
     target = tokens.gather(1, position.expand(tokens.shape))
@@ -79,7 +80,7 @@ def any_order(
     """Estimate log p(x) where the order, too, is drawn: `draws` orders for each text."""
     if draws < 1:
         raise ArmdError(f"draws {draws} must be at least 1")
-    batch, n = tokens.shape
+    batch, n = token_ids(tokens).shape
     totals = []
     for _ in range(draws):
         order = orders.stack([draw(n, generator=generator) for _ in range(batch)])

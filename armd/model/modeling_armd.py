@@ -105,7 +105,10 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
         """The final rows, in generation order: row k knows the blocks before block[k] alone.
         Where attention_mask is 0 is padding, on the left or on the right: no token sees it.
         `read`, with neighbors: the first rows as read_in_order made them, without gradients."""
+        tokens = token_ids(tokens)
         order = self._fit(tokens, order)
+        if not len(tokens):
+            return self.bos.expand(*tokens.shape, -1)
         if attention_mask is not None:
             tokens, order, back = unpad(tokens, order, attention_mask)
             rows = self.hidden(tokens, order)
@@ -209,6 +212,7 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
             return MaskedLMOutput(logits=self.logits(rows))  # type: ignore
         if attention_mask is not None:
             labels = labels.masked_fill(attention_mask == 0, IGNORE)
+        labels = labels.long()
         position = order.rows(len(labels)).position.to(labels.device)
         target = labels.gather(1, position.expand(labels.shape)).flatten()
         token_weight = (target != IGNORE).to(accumulate_dtype(rows.dtype))
@@ -232,8 +236,6 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
 
     def _fit(self, tokens: Tensor, order: Order) -> Order:
         """The order as rows for these tokens, on their device; raises where the two do not fit."""
-        if tokens.dim() != 2 or tokens.is_floating_point():
-            raise ArmdError(f"tokens must be integers (batch, n), not {tuple(tokens.shape)}")
         batch, n = tokens.shape
         if len(order) != n:
             raise ArmdError(
@@ -254,6 +256,17 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
                 )
         self.check_order(order)
         return order.rows(batch).to(tokens.device)
+
+
+def token_ids(tokens: Tensor) -> Int[Tensor, "b n"]:
+    """Token ids of any type of whole numbers as int64; raises for what are none."""
+    whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    if tokens.dim() != 2 or not whole:
+        kind = str(tokens.dtype).removeprefix("torch.")
+        raise ArmdError(
+            f"tokens must be whole numbers (batch, n), not {kind} of shape {tuple(tokens.shape)}"
+        )
+    return tokens.long()
 
 
 # so that save_pretrained ships the code, and the folder loads where armd is not installed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
 
@@ -25,3 +26,15 @@ def token_rows(prompt: torch.Tensor | Sequence[Sequence[int]] | None) -> list[li
     if any(row.dim() != 1 or (len(row) and row.is_floating_point()) for row in rows):
         raise wrong
     return [row.long().tolist() for row in rows]
+
+
+def end_token(eos: Any) -> int | None:
+    """EOS as a number; raises for several of them, or for what is none."""
+    if eos is None:
+        return None
+    try:
+        if isinstance(eos, bool):
+            raise TypeError
+        return operator.index(eos)
+    except TypeError:
+        raise ArmdError(f"eos is one token id, not {eos!r}; give a whole number, or None") from None
