@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from ..data.tokenizer import whole_hash
+from ..errors import ArmdError
 from ..runtime.processes import ProcessGroup, process_group
 from ..runtime.progress import progress
 from .peer_detokenize import PEER_DETOKENIZERS
@@ -64,8 +65,13 @@ def eval_ppl(
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         scorer = loaded.scorer()
         length = window or min(chosen.window, scorer.max_length)
-        for corpus in corpora:
-            settings = settings_of(loaded, corpus, protocol, length, scoring)
+        asked = [settings_of(loaded, corpus, protocol, length, scoring) for corpus in corpora]
+        if not ranks.same(asked):
+            raise ArmdError(
+                f"{model} or a text was replaced while it was loaded; give the command again"
+            )
+        done = ranks.from_first(done)  # the others may have found another file, or none
+        for corpus, settings in zip(corpora, asked, strict=True):
             known = {"settings": settings, "data": corpus.name}
             ends = {"row_ends": row_ends(chosen, corpus)}
             result = next((r for r in done if r | known == r), {})

@@ -180,9 +180,11 @@ def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str
 
 
 def show_plan(study: Any, stages: list[str]) -> None:
-    from .train_runs import done
+    from .train_runs import check_data, done
 
-    for run in wanted_runs(study, stages):
+    wanted = wanted_runs(study, stages)
+    check_data(study, wanted)
+    for run in wanted:
         recipe = run.recipe
         tokens = recipe.curriculum.total * recipe.optimizer.batch_size * recipe.network.length
         state = "done" if done(study, run) else "to train"

@@ -24,7 +24,7 @@ from ..model.order import left_to_right
 from ..runtime.seeds import seeded
 from .result_file import Findings
 from .runs import WRITERS, Study
-from .scores import heldout, load, weights_of
+from .scores import dataset_of, heldout, load, weights_of
 from .train_runs import require
 
 BATCH = 64
@@ -65,6 +65,7 @@ def measure(study: Study, findings: Findings) -> None:
     real = [row.tolist() for t, s in heldout(study) for row in t[s.all(1)]][: study.scale.samples]
     bits = mean_entropy(real)
     facts = {
+        **dataset_of(study),
         "length": length,
         "judge": weights_of(study.run("judge")),
         "large": judges.large and judges.large.name,

@@ -19,7 +19,7 @@ from .paper_cells import Cell, Measure, cells
 from .paper_options import PaperOptions
 from .paper_runs import SCALES, K, PaperScale, paper_runs, preparations
 from .runs import Study, Trained
-from .train_runs import done, train_all
+from .train_runs import check_data, done, train_all
 
 TABLES = ("table1", "table2", "table3", "table4", "ablation", "curves")
 VOCABULARY = {"owt": 50_257, "lm1b": 30_522, "lm1b-packed": 30_522}
@@ -117,6 +117,7 @@ def reproduce_paper(
     failed = {}
     if names != ["page"]:
         paper = replace(everything, tables=tables, only=only)
+        check_data(study, list(paper.runs.values()))
         print(plan_of(paper))
         if plan or not options.yes:
             if not plan:

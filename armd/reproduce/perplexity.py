@@ -13,16 +13,17 @@ from ..train.recipe import Recipe
 from ..train.run_folder import read_metrics, read_recipe
 from .result_file import Findings
 from .runs import Study, perplexity_runs
-from .scores import heldout, load, scores, weights_of
+from .scores import dataset_of, heldout, load, scores, weights_of
 from .train_runs import require
 
 
 def measure(study: Study, findings: Findings) -> None:
-    batches, scale = heldout(study), study.scale
+    batches, scale, data = heldout(study), study.scale, dataset_of(study)
     for trained in study.chosen(perplexity_runs(scale)):
         folder = require(study, trained.name)
         facts = {
             **weights_of(folder),
+            **data,
             "heldout_rows": scale.heldout_rows,
             "draws": scale.draws,
         }

@@ -17,7 +17,7 @@ from ..model.order import Order
 from ..model.shapes import Float, Int, Tensor
 from .result_file import Findings
 from .runs import Study, price_runs
-from .scores import BATCH, Batches, heldout, load, weights_of
+from .scores import BATCH, Batches, dataset_of, heldout, load, weights_of
 from .train_runs import require
 
 STREAMS = (2, 4, 8, 16)
@@ -28,11 +28,11 @@ ROWS = 64
 def measure(study: Study, findings: Findings) -> None:
     length = study.scale.base.network.length
     whole = [(t, s) for t, s in heldout(study) if bool(s.all())][: ROWS // BATCH]
-    begins = sentence_begins(study)
+    begins, data = sentence_begins(study), dataset_of(study)
     streams = [s for s in STREAMS if 2 * s <= length]
     for trained in study.chosen(price_runs(study.scale)):
         folder = require(study, trained.name)
-        facts = {**weights_of(folder), "rows": ROWS, "errors": "of paired windows"}
+        facts = {**weights_of(folder), **data, "rows": ROWS, "errors": "of paired windows"}
         findings.entry(
             trained.name, facts, lambda folder=folder: prices(load(folder), whole, streams, begins)
         )

@@ -18,7 +18,7 @@ from ..runtime.seeds import seeded
 from ..train.curriculum import Stage, orders_of
 from ..train.export import exported_step
 from ..train.recipe import Recipe
-from ..train.run_folder import EXPORT, read_recipe
+from ..train.run_folder import EXPORT, data_facts, read_recipe
 from ..train.validation import fixed_batches, kinds_for
 from .runs import Study
 
@@ -31,6 +31,11 @@ def heldout(study: Study) -> Batches:
     split = open_dataset(study.data).split("heldout")
     length, rows = study.scale.base.network.length, study.scale.heldout_rows
     return fixed_batches(split, length=length, rows=rows, batch_size=BATCH)
+
+
+def dataset_of(study: Study) -> dict[str, Any]:
+    """What identifies the text that a stage's figures are of."""
+    return {"data": data_facts(open_dataset(study.data))}
 
 
 def weights_of(folder: Path) -> dict[str, Any]:

@@ -10,14 +10,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from ..data.dataset import open_dataset
+from ..data.manifest import MANIFEST
 from ..errors import ArmdError
 from ..runtime.atomic_files import our_folder, refuse_link, replace_text
 from ..train.export import exported_step
 from ..train.recipe import Recipe
 from ..train.recipe_files import as_json, differences
-from ..train.run_folder import EXPORT, read_recipe
+from ..train.run_folder import EXPORT, data_facts, read_data_facts, read_recipe
 from .runs import Study, Trained
 
 
@@ -40,10 +42,29 @@ def done(study: Study, trained: Trained) -> bool:
     return not any(differences(read_recipe(folder), study.placed(trained)))
 
 
+def check_data(study: Study, runs: list[Trained]) -> None:
+    """Raise if a run that is there was trained on other tokens than its dataset has. The trainer
+    would say so, too, but it is not asked about a run that is done."""
+    facts: dict[str, Any] = {}
+    for run in runs:
+        folder, data = study.run(run.name), study.placed(run).data
+        before = read_data_facts(folder)
+        if before is None or not (Path(data) / MANIFEST).exists():
+            continue  # nothing to compare: no run yet, or a plan without a dataset
+        if data not in facts:
+            facts[data] = data_facts(open_dataset(data))
+        if before != facts[data]:
+            raise ArmdError(
+                f"{folder} was trained on another dataset than {data}; "
+                "give that one with --data, or another folder with --out"
+            )
+
+
 def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "") -> dict[str, str]:
     """Train what is not trained yet, `jobs` runs at a time; a run waits for the one it starts from.
     Returns what went wrong, by run: one that fails stops no other. Asked to stop, the runs save
     first, and the same command goes on with them."""
+    check_data(study, runs)
     waiting = [run for run in runs if not done(study, run)]
     if waiting:
         print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)

@@ -19,14 +19,15 @@ CERTAIN = 2.0
 
 
 def seeds_of(entries: Entries, name: str) -> list[dict[str, Any]]:
-    """The figures of a run with every seed, the first seed's first; of this recipe alone."""
+    """The figures of a run with every seed, the first seed's first; of this recipe and dataset
+    alone."""
     same = re.compile(rf"{re.escape(name)}(-seed\d+)?")
     found = [entries[key] for key in sorted(entries) if same.fullmatch(key)]
     return [entry["figures"] for entry in found if recipe_of(entry) == recipe_of(entries[name])]
 
 
 def recipe_of(entry: dict[str, Any]) -> list[Any]:
-    return [entry.get("facts", {}).get(fact) for fact in ("steps", "batch", "length")]
+    return [entry.get("facts", {}).get(fact) for fact in ("steps", "batch", "length", "data")]
 
 
 def nats(figures: dict[str, Any]) -> float:

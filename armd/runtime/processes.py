@@ -96,6 +96,10 @@ class ProcessGroup:
         dist.broadcast_object_list(said)
         return said[0]
 
+    def same(self, value: Any) -> bool:
+        """Whether all processes have what the first one has; all get the same answer."""
+        return self.total([float(self.from_first(value) != value)]) == [0]
+
 
 def count_processes() -> int:
     """How many processes torchrun started, if it did. Schedulers set some of its variables, too."""
