@@ -3,7 +3,6 @@ was measured on another one is measured again."""
 
 import json
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from armd.data.dataset import open_dataset
 from armd.data.prepare import Preparation, prepare
 from armd.errors import ArmdError
-from armd.reproduce import train_runs
+from armd.reproduce import ablations, generation, perplexity, price, train_runs
 from armd.reproduce.command import reproduce
 from armd.reproduce.result_file import Findings
 from armd.reproduce.runs import Study, Trained
@@ -76,21 +75,20 @@ class Noted(Findings):
         return {}
 
 
-@pytest.mark.parametrize("stage", ["perplexity", "generation", "price", "ablations"])
+@pytest.mark.parametrize("stage", [perplexity, generation, price, ablations])
 def test_every_figure_says_which_dataset_it_is_of(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Any
 ) -> None:
-    module = import_module(f"armd.reproduce.{stage}")
-    monkeypatch.setattr(module, "require", lambda study, name: study.run(name))
-    monkeypatch.setattr(module, "weights_of", lambda folder: {"sha256": folder.name})
-    monkeypatch.setattr(module, "load", lambda folder: None)
-    if stage == "generation":
-        judges = module.Judges(own=None, large=None, tokenizer=None, most=1)
-        monkeypatch.setattr(module, "load_judges", lambda study: judges)
+    monkeypatch.setattr(stage, "require", lambda study, name: study.run(name))
+    monkeypatch.setattr(stage, "weights_of", lambda folder: {"sha256": folder.name})
+    monkeypatch.setattr(stage, "load", lambda folder: None)
+    if stage is generation:
+        judges = generation.Judges(own=None, large=None, tokenizer=None, most=1)
+        monkeypatch.setattr(stage, "load_judges", lambda study: judges)
 
     def facts_of(dataset: Path) -> dict[str, Any]:
-        findings = Noted(tmp_path, stage, "tiny", "")
-        module.measure(Study(tiny(), tmp_path, dataset), findings)
+        findings = Noted(tmp_path, "stage", "tiny", "")
+        stage.measure(Study(tiny(), tmp_path, dataset), findings)
         return findings.entries
 
     one, again, two = (facts_of(data / name) for name in ("one", "again", "two"))
