@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import io
 import json
 import lzma
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from armd.data.formats import Reading, read_documents
+from armd.data.formats import Reading, read_documents, unpacked
 from armd.data.sources import find_source
 from armd.errors import ArmdError
 
@@ -159,3 +160,18 @@ def test_the_hubs_parquet_branch_is_read_by_configuration_and_split(tmp_path: Pa
     assert texts("test") == STORIES[50:60]
     with pytest.raises(ArmdError, match="it has plain_text/test, plain_text/train"):
         texts("train", "default")
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+@pytest.mark.parametrize("zeros", [0, 4, 8])
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+def test_every_stream_of_an_xz_file_is_read(streams: int, zeros: int, size: int) -> None:
+    """As parallel compressors write them, and `cat` of several files."""
+    parts = [bytes([65 + number]) * size for number in range(streams)]
+    packed = b"".join(lzma.compress(part) + bytes(zeros) for part in parts)
+    assert unpacked(Path("a.txt.xz"), io.BytesIO(packed)).read() == b"".join(parts)
+    if size:
+        damaged = lzma.compress(parts[0]) + b"\x01" + packed[1:]
+        for wrong in (damaged, packed[: len(packed) - zeros - 5], packed + b"junk"):
+            with pytest.raises((lzma.LZMAError, EOFError)):
+                unpacked(Path("a.txt.xz"), io.BytesIO(wrong)).read()

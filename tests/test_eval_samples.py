@@ -154,6 +154,19 @@ def test_real_text_is_judged_in_windows_of_the_same_length(tmp_path, unchecked):
         eval_samples(str(out), judge=reader, count=10_000, length=24, device="cpu")
 
 
+def test_of_rows_the_documents_are_judged_and_not_their_padding(tmp_path):
+    from armd.data.prepare import Preparation, prepare
+    from armd.eval.sample_files import heldout_samples
+
+    texts = [f"document {n}" for n in range(40)]
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    made = Preparation(str(tmp_path / "text.jsonl"), "byte", tmp_path / "data", heldout=0.5)
+    prepare(replace(made, rows=32, workers=1))
+    found = heldout_samples(tmp_path / "data", count=6, length=32, seed=0)
+    assert set(found.texts) <= set(texts) and len(set(found.texts)) == 6
+    assert [bytes(ids).decode() for ids in found.ids or []] == found.texts
+
+
 def test_mauve_compares_with_the_reference(tmp_path, monkeypatch, unchecked):
     asked = {}
 

@@ -120,6 +120,8 @@ def test_causal_logits_are_for_the_next_token(query: str) -> None:
         mask = F.pad(torch.ones_like(tokens), (left, 2 - left))
         got = model(ids, attention_mask=mask).logits[:, left : left + 6]
         torch.testing.assert_close(got, logits, atol=1e-5, rtol=0)
+        padded_loss = model(ids, attention_mask=mask, labels=ids).loss  # padding is not scored
+        torch.testing.assert_close(padded_loss, loss, atol=1e-5, rtol=0)
     made = model.generate(tokens, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert torch.equal(cast(torch.Tensor, made), ours.generate(tokens, max_new_tokens=5))
 

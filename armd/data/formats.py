@@ -2,6 +2,7 @@
 stream. Splitting works on bytes, so a message can say where in the file the trouble is."""
 
 import gzip
+import io
 import json
 import lzma
 import zlib
@@ -51,16 +52,48 @@ def need_pyarrow(what: str) -> Any:
     return pyarrow
 
 
+class XzStreams(io.RawIOBase):
+    """All streams of a .xz file, and the zeros between them. (Python's own reader leaves out what
+    it cannot read behind the first.)"""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self.raw, self.packed, self.stream = raw, b"", lzma.LZMADecompressor()
+        self.begun = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self.stream.eof:
+                self.packed, self.begun = self.stream.unused_data, False
+                self.stream = lzma.LZMADecompressor()
+            if not self.packed and self.stream.needs_input:
+                self.packed = self.raw.read(PIECE)
+                if not self.packed and self.begun:
+                    raise EOFError("it ends in the middle of a stream")
+                if not self.packed:
+                    return 0
+            if not self.begun:
+                self.packed = self.packed.lstrip(b"\0")
+                if not self.packed:
+                    continue
+            self.begun = True
+            found = self.stream.decompress(self.packed, len(buffer))
+            self.packed = b""
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+
+
 def unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
     """The bytes of a file, without its compression."""
     match path.suffix.lower():
         case ".gz":
             return cast(IO[bytes], gzip.open(raw))
         case ".xz":
-            return lzma.open(raw)
+            return cast(IO[bytes], io.BufferedReader(XzStreams(raw)))
         case ".zst":
-            import io
-
             arrow = need_pyarrow(f"reading {path.name}")
             return io.BufferedReader(arrow.CompressedInputStream(raw, "zstd"))
     return raw

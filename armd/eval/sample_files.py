@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,9 @@ def heldout_samples(folder: Path, *, count: int, length: int, seed: int) -> Samp
         )
     chosen = torch.randperm(windows, generator=seeded(seed))[:count].tolist()
     ids = [split.window(length, index).tolist() for index in chosen]
+    if dataset.pad is not None:  # each is a document, its end and pads
+        ends = (dataset.pad, dataset.eos)
+        ids = [list(takewhile(lambda token: token not in ends, row)) for row in ids]
     backend = dataset.tokenizer().backend_tokenizer
     texts = backend.decode_batch(ids, skip_special_tokens=False)
     facts: dict[str, Any] = {

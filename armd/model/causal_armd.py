@@ -38,7 +38,7 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
     ) -> CausalLMOutputWithPast:
         """With labels (as input_ids, -100 is not scored) the mean loss of all tokens but the first,
         as of any causal model. With a cache, input_ids are the tokens after those in it, and
-        attention_mask is of all."""
+        attention_mask is of all; padding is not scored."""
         refuse_unknown({name: value for name, value in other.items() if name != "position_ids"})
         past = past_key_values
         if past is None and use_cache:
@@ -55,6 +55,9 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
             if attention_mask is not None:  # the row after the last real token is real, too
                 real = attention_mask != 0
                 attention_mask = (F.pad(real, (0, 1)) | F.pad(real, (1, 0))).long()
+                if labels is not None:  # neither padding nor the first token of a text is scored
+                    scored = real & F.pad(real, (1, 0))[:, :-1]
+                    labels = labels.masked_fill(~scored.to(labels.device), IGNORE)
             # nothing sees the last token, so any will do
             text = F.pad(input_ids, (0, 1))
             rows = self.hidden(text, left_to_right(n + 1), attention_mask)[:, 1:]

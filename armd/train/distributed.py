@@ -47,6 +47,14 @@ def gradients_shared(model: nn.Module, now: bool) -> Iterator[None]:
         yield
 
 
+def let_go(model: nn.Module) -> None:
+    """Let go of the whole weights that a pass gathered and kept: the next pass would use them,
+    though the shares they were made of have changed."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def local(tensor: Tensor) -> Tensor:
     """The share of a tensor that lies in this process."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

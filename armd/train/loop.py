@@ -28,8 +28,8 @@ from .distributed import unwrapped
 from .export import card_facts, export, exported_step
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
-from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, open_run
-from .saved_checkpoint import Checkpoint, checkpoint_of, name_of
+from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, check_start, open_run
+from .saved_checkpoint import Checkpoint, checkpoint_of, name_of, steps_in
 from .stop import Stop
 from .trainer import Batch, Trainer, learning_rate_at, load_batch
 from .validation import fixed_batches, heldout_losses, kinds_for
@@ -94,6 +94,8 @@ class Run:
         self.recipe, self.dataset, self.group, self.held = recipe, dataset, group, held
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
+        if not steps_in(self.folder / "checkpoints"):
+            check_start(recipe, dataset)
         self.trainer = self.make_trainer()
         self.check()
         kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at, "check": self.check}

@@ -166,6 +166,33 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def check_start(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise if the weights to begin with are of other tokens than the dataset's; with a step to go
+    on from, of another dataset."""
+    from ..data.tokenizer import find_tokenizer
+    from ..pretrained import model_folder
+
+    if not recipe.start:
+        return
+    there, ours = read_data_facts(Path(recipe.start)), data_facts(dataset)
+    if there is None:  # a model alone
+        folder = model_folder(recipe.start)
+        if (folder / "tokenizer.json").is_file():
+            rows = dataset.rows is not None
+            dataset.check_tokenizer(find_tokenizer(str(folder), (), rows=rows).backend)
+        return
+    if there.get("tokenizer") not in (None, ours["tokenizer"]):
+        raise ArmdError(
+            f"{recipe.start} was trained with another tokenizer than {recipe.data} has; prepare "
+            f"the text with --tokenizer {Path(recipe.start) / EXPORT}"
+        )
+    if recipe.start_step and there.get("tokens") not in (None, ours["tokens"]):
+        raise ArmdError(
+            f"{recipe.start} was trained on another dataset than {recipe.data}, so that its step "
+            f"{recipe.start_step} is none of this run; leave out --start-step"
+        )
+
+
 class Metrics:
     """metrics.jsonl: a line for each report, never two for one step that differ."""
 

@@ -39,11 +39,16 @@ class Checkpoint:
             return None
 
     def load(self, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        """Fill the tensors (or this process's shares of them) by name."""
+        """Fill the tensors (or this process's shares of them) by name. Raises unless the checkpoint
+        holds all of them, in this size, and no other weights."""
+        others = sorted({*self.shapes("model/")} - tensors.keys())
+        if others:
+            raise ArmdError(f"{self.folder} holds '{others[0]}', too; is it another model's?")
         for name, tensor in tensors.items():
             mine, start = local(tensor), first_row(tensor, group)
             try:
-                found = self.read_rows(name, mine, start)
+                rows = self.shapes(name)[name][0]
+                found = self.read_rows(name, mine, start) if rows == len(tensor) else -1
             except (SafetensorError, LookupError, TypeError, ValueError, AttributeError):
                 found = -1  # its checksums fit, so that somebody else made it
             if found != len(mine):

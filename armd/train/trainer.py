@@ -25,7 +25,7 @@ from ..runtime.atomic_files import unexchanged
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
 from .curriculum import Stage, orders_of, stage
-from .distributed import gradients_shared, local, unwrapped, whole, wrap_model
+from .distributed import gradients_shared, let_go, local, unwrapped, whole, wrap_model
 from .recipe import Optimizer, Recipe
 from .saved_checkpoint import Checkpoint
 
@@ -253,6 +253,7 @@ class Trainer:
             self._swap()
 
     def _swap(self) -> None:
+        let_go(self.model)
         for name, average in self.average.items():
             weight, other = local(self.weights[name].detach()), local(average)
             kept = weight.clone()
