@@ -66,6 +66,14 @@ def test_running_text_may_be_packed(tmp_path, suffix, opened):
     assert rows(str(file)) == ["one\n", "two\n", None, "three\n", None]
 
 
+def test_a_word_inside_a_word_names_no_split(tmp_path):
+    for name in ("greatest-hits.txt", "emma.txt", "devil.txt", "training-shoes.md"):
+        (tmp_path / name).write_text(f"{name}\n")
+    assert len([row for row in rows(f"books={tmp_path}") if row]) == 3
+    (tmp_path / "books_test_1.txt").write_text("chosen\n")
+    assert [row for row in rows(f"books={tmp_path}") if row] == ["chosen\n"]
+
+
 def test_text_on_the_line_of_a_mark_is_text(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text(

@@ -23,10 +23,11 @@ HUB = {
     "lm1b": ("billion-word-benchmark/lm1b", "plain_text", "text", PARQUET),
 }
 SPLIT_WORDS = {
-    "train": ("train",),
-    "validation": ("valid", "dev"),
-    "test": ("test", "heldout"),
+    "train": {"train", "training"},
+    "validation": {"valid", "validation", "val", "dev", "devel", "development"},
+    "test": {"test", "testing", "heldout", "held"},
 }
+"""What a file's name says, as a word of its own: "greatest" is no test."""
 Detokenizers = Mapping[str, Callable[[str], str]]
 END = "<|endoftext|>"
 DOCUMENT_MARK = re.compile(rf"<doc [^>]*>|</doc>|{re.escape(END)}")
@@ -159,9 +160,9 @@ def split_files(name: str, folder: Path, split: str) -> tuple[tuple[Path, ...], 
     there = sorted(p for p in folder.iterdir() if p.name[0] != "." and p.suffix != ".md")
     if not there:
         raise ArmdError(f"no file in {folder} for data set {name}")
-    words = {w for of in SPLIT_WORDS.values() for w in of}
-    named = [p for p in there if p.is_file() and any(w in p.name.lower() for w in words)]
-    chosen = [p for p in there if any(w in p.name.lower() for w in SPLIT_WORDS[split])]
+    words = {path: set(re.split("[^a-z]+", path.name.lower())) for path in there}
+    named = [p for p in there if p.is_file() and words[p] & set().union(*SPLIT_WORDS.values())]
+    chosen = [p for p in there if words[p] & SPLIT_WORDS[split]]
     if not named:
         chosen, split = there, "all files"
     if unread := [p for p in chosen if not p.is_file()]:

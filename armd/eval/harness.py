@@ -82,6 +82,12 @@ class ArmdHarness(LM):
             raise ArmdError(f"{name} stands in --model_args; give it as --{name} instead")
         return super().create_from_arg_obj(arg_dict, additional_config)
 
+    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+        raise ArmdError(
+            "armd gives tasks to a model as text; leave out --apply_chat_template, or ask armd "
+            "serve with lm_eval --model local-chat-completions"
+        )
+
     @property
     def tokenizer_name(self) -> str:
         return self.loaded.name

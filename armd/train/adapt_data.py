@@ -15,7 +15,7 @@ from ..data.prepare import Preparation, prepare
 from ..data.prepared import describe, made_with
 from ..data.shards import ShardWriter, complete_folder
 from ..data.sources import WORDS
-from ..data.tokenizer import find_tokenizer, tokenizer_hash
+from ..data.tokenizer import TextTokenizer, find_tokenizer, tokenizer_hash
 from ..errors import ArmdError
 from .adapt_base import began_with
 
@@ -73,12 +73,14 @@ def has_ids(file: Path) -> bool:
         return False
 
 
-def sample_ids(file: Path, size: int) -> Iterator[list[int]]:
-    """The tokens of each sample."""
+def sample_ids(file: Path, tokenizer: TextTokenizer) -> Iterator[list[int]]:
+    """The tokens of each sample; where its text stands beside them, they must be its."""
+    size, decode = tokenizer.vocab_size, tokenizer.backend.decode
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                ids = json.loads(line)["ids"]
+                record = json.loads(line)
+                ids = record["ids"]
                 wrong = not ids or not all(type(one) is int and 0 <= one < size for one in ids)
             except (ValueError, KeyError, TypeError):
                 raise ArmdError(f"{file} line {number} is no sample with token ids") from None
@@ -86,6 +88,12 @@ def sample_ids(file: Path, size: int) -> Iterator[list[int]]:
                 raise ArmdError(
                     f"{file} line {number} has tokens outside the vocabulary of {size}; "
                     "give samples that this model wrote"
+                )
+            text = record.get("text")
+            if isinstance(text, str) and text not in decode(ids, skip_special_tokens=False):
+                raise ArmdError(
+                    f"{file} line {number} has tokens that are not those of its text with this "
+                    "model's tokenizer; give samples that this model wrote"
                 )
             yield ids
 
@@ -104,12 +112,12 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
                 "choose another --out"
             )
         return folder
-    size, dtype = tokenizer.vocab_size, np.dtype("<u4")
+    dtype = np.dtype("<u4")
     with complete_folder(folder) as staging:
         tokenizer.save(staging / "tokenizer")
         writers = {n: ShardWriter(staging, n, dtype, 1 << 27) for n in ("train", "heldout")}
         counts = {name: {"documents": 0, "tokens": 0} for name in writers}
-        for index, ids in enumerate(sample_ids(file, size)):
+        for index, ids in enumerate(sample_ids(file, tokenizer)):
             name = "heldout" if index % HELDOUT == HELDOUT - 1 else "train"
             writers[name].write(np.array(ids, dtype).tobytes())
             counts[name]["documents"] += 1

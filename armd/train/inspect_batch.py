@@ -31,13 +31,17 @@ def inspect_batch(
     from ..data.dataset import open_dataset
     from .curriculum import stage
     from .recipe_limits import check_between
-    from .run_folder import read_recipe
+    from .run_folder import data_facts, read_data_facts, read_recipe
     from .trainer import load_rows
 
     check_between("--width", width, 1, 10**6)
     recipe = read_recipe(run)
     recipe.check()
     dataset, size = open_dataset(data or recipe.data), recipe.optimizer.batch_size
+    if (there := read_data_facts(run)) is not None and there != data_facts(dataset):
+        raise ArmdError(
+            f"{dataset.folder} is not the dataset that {run} was trained on; see --data"
+        )
     first, end = rows or (0, size)
     check_between("--step", step, 0, 10**9)
     if not 0 <= first < end <= size:

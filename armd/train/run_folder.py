@@ -184,12 +184,12 @@ def check_start(recipe: Recipe, dataset: Dataset) -> None:
     if there.get("tokenizer") not in (None, ours["tokenizer"]):
         raise ArmdError(
             f"{recipe.start} was trained with another tokenizer than {recipe.data} has; prepare "
-            f"the text with --tokenizer {Path(recipe.start) / EXPORT}"
+            f"the text with the one in {Path(recipe.start) / EXPORT}"
         )
     if recipe.start_step and there.get("tokens") not in (None, ours["tokens"]):
         raise ArmdError(
             f"{recipe.start} was trained on another dataset than {recipe.data}, so that its step "
-            f"{recipe.start_step} is none of this run; leave out --start-step"
+            f"{recipe.start_step} is none of this run; start from its weights alone"
         )
 
 
