@@ -2,7 +2,6 @@
 found."""
 
 import errno
-import json
 import os
 import signal
 import threading
@@ -139,17 +138,6 @@ def test_a_signal_whose_exception_was_lost_is_not(tmp_path: Path, number: signal
             pass  # the next one is its own
     finally:
         signal.signal(number, before)
-
-
-def test_a_link_that_a_user_named_is_followed(tmp_path: Path) -> None:
-    """Its target is replaced at once, as a file that is named itself; ours are never followed."""
-    target, link = tmp_path / "target.json", tmp_path / "link.json"
-    link.symlink_to(target)
-    for figures in ({"a": 1}, {"a": 2}):
-        write_figures(link, figures)
-        assert link.is_symlink() and json.loads(target.read_text()) == figures
-    replace_text(link, "ours")
-    assert not link.is_symlink() and json.loads(target.read_text()) == {"a": 2}
 
 
 def test_a_write_that_fails_leaves_nothing_beside_it(tmp_path: Path, monkeypatch) -> None:

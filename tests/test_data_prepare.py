@@ -186,8 +186,12 @@ def test_two_runs_do_not_write_the_same_folder(tmp_path: Path):
     )
     run = command(source, tmp_path / "out", "--workers", "1", tokenizer="byte")
     process = started(run, tmp_path / ".out.preparing")
-    second = subprocess.run(run, capture_output=True, text=True)
-    assert process.poll() is None and second.returncode == 2
+    process.send_signal(signal.SIGSTOP)  # or it may be done before the second begins
+    try:
+        second = subprocess.run(run, capture_output=True, text=True)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert second.returncode == 2
     assert "another armd prepare is writing" in second.stderr
     assert process.wait(PATIENCE) == 0
     open_dataset(tmp_path / "out", verify=True)

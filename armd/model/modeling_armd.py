@@ -264,7 +264,7 @@ def token_ids(tokens: Tensor) -> Int[Tensor, "b n"]:
     if tokens.dim() != 2 or not whole:
         kind = str(tokens.dtype).removeprefix("torch.")
         raise ArmdError(
-            f"tokens must be whole numbers (batch, n), not {kind} of shape {tuple(tokens.shape)}"
+            f"tokens must be integers (batch, n), not {kind} of shape {tuple(tokens.shape)}"
         )
     return tokens.long()
 

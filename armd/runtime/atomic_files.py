@@ -46,8 +46,7 @@ def write_figures(path: Path, figures: object) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """The same, of a picture. A link that a user named is followed, as their other tools do."""
-    path = path.resolve() if path.is_symlink() else path
+    """The same, of a picture."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "It is a folder", str(path))
     if path.parent == Path("/dev") or is_device(path):
