@@ -156,10 +156,12 @@ def whole_numbers(given: list[str]) -> Any:
 
 
 def main() -> None:
+    from .runtime.signals import hide_lost_interrupts
     from .runtime.standard_streams import mend_streams, widen
     from .runtime.threads import bind_threads, limit_spinning
 
     mend_streams()
+    hide_lost_interrupts()
     widen()
     # Python would put the folder that we are called in before its own, in each process of ours
     os.environ.setdefault("PYTHONSAFEPATH", "1")

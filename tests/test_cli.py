@@ -153,3 +153,16 @@ def test_threads_that_the_system_refuses_are_one_line(monkeypatch, capsys) -> No
     with pytest.raises(SystemExit, match="2"):
         main()
     assert "starts no more threads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "ValueError"])
+def test_an_interrupt_that_is_lost_leaves_no_traceback(kind: str) -> None:
+    """Ctrl-C while Python frees an object; of other errors there Python tells."""
+    script = (
+        "import sys; sys.argv = ['armd', '--version']\n"
+        "class Freed:\n    def __del__(self): raise " + kind + "\n"
+        "import armd.cli as cli\n"
+        "cli.answer = lambda words: Freed() and None\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ("Traceback" in done.stderr) == (kind == "ValueError") and done.returncode == 0

@@ -39,6 +39,18 @@ def terminated_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def hide_lost_interrupts() -> None:
+    """Ctrl-C where Python is just freeing an object is lost there (raise_if_stopped asks again),
+    and Python would print a traceback of it."""
+    before = sys.unraisablehook
+
+    def hook(lost: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt | SystemExit):
+            before(lost)
+
+    sys.unraisablehook = hook
+
+
 def raise_if_stopped() -> None:
     """To be called before what was made is put in place: what a signal raises is lost where Python
     was just freeing an object, and work goes on."""
