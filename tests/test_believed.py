@@ -119,6 +119,8 @@ def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path, part
     prepare(replace(made, tokenizer="byte", out=tmp_path / "bytes", documents="line", workers=1))
     assert train(tiny(tmp_path / "bytes", tmp_path / "two", start=start, **short))
     if not part:
+        with pytest.raises(ArmdError, match="is not the dataset that"):
+            cli.run(["inspect", start, "--step", "1", "--data", str(tmp_path / "bytes")])
         with pytest.raises(ArmdError, match="another dataset"):
             train(tiny(tmp_path / "bytes", tmp_path / "three", start=start, start_step=3, **short))
         with pytest.raises(ArmdError, match="another model's"):

@@ -201,6 +201,11 @@ def test_a_continuation_that_ends_a_word_of_its_context_is_scored():
     assert ArmdHarness._joined(self, "light", "") == ([1], 0)  # type: ignore[arg-type]
 
 
+def test_chat_templates_are_refused_in_a_line(harness):
+    with pytest.raises(ArmdError, match="leave out --apply_chat_template"):
+        harness.apply_chat_template([{"role": "user", "content": "a"}])
+
+
 def test_options_of_sampling_are_taken_and_others_told():
     from armd.eval.harness import asked
 

@@ -14,7 +14,7 @@ from armd.data.formats import Reading
 from armd.data.manifest import MANIFEST
 from armd.data.prepare import Preparation, prepare
 from armd.data.sources import HubDataset
-from armd.data.tokenizer import trained_tokenizer, with_ends
+from armd.data.tokenizer import find_tokenizer, trained_tokenizer, with_ends
 from armd.errors import ArmdError
 from armd.runtime.atomic_files import SUMS
 from armd.train.adapt_data import from_samples
@@ -128,3 +128,18 @@ def test_files_that_are_of_another_split_now_are_other_source_files(tmp_path: Pa
     (job.out / MANIFEST).write_text(manifest.replace(made, old))  # of an earlier version
     prepare(job)
     assert "prepared already" in capsys.readouterr().err
+
+
+def test_samples_whose_tokens_are_not_those_of_their_text_are_refused(named: Path):
+    """Such as those of a model with another tokenizer, whose ids mean other words here."""
+    samples, folder = named.parent / "samples.jsonl", named.parent / "made"
+    tokenizer = find_tokenizer(str(named), (), rows=False)
+    ids = tokenizer.backend.encode("all is well", add_special_tokens=False).ids
+    records = [{"text": "all is well", "ids": [*ids, tokenizer.eos]}, {"ids": ids}]
+    samples.write_text("".join(json.dumps(record) + "\n" for record in records * 20))
+    assert from_samples(samples, named, folder) == folder
+    records[0]["ids"] = list(b"all is well")
+    samples.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(ArmdError, match="not those of its text"):
+        from_samples(samples, named, named.parent / "other")
+    assert not (named.parent / "other").exists()

@@ -257,3 +257,15 @@ def test_a_place_that_cannot_be_written_is_said_in_one_line(source: Path, tmp_pa
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ArmdError, match="cannot write"):
         cli.run(["quantize", str(source), str(tmp_path / "file" / "out"), "--windows", "0"])
+
+
+def test_rounding_is_not_measured_on_padding(source: Path, tmp_path: Path) -> None:
+    from armd.data.prepare import Preparation, prepare
+
+    (tmp_path / "text.txt").write_text("".join(f"line {n}\n" for n in range(60)))
+    options = {"documents": "line", "rows": 32, "workers": 1}
+    prepare(Preparation(str(tmp_path / "text.txt"), "byte", tmp_path / "rows", **options))
+    words = ["quantize", str(source), str(tmp_path / "out"), "--data", str(tmp_path / "rows")]
+    with pytest.raises(ArmdError, match="padding"):
+        cli.run(words)
+    assert not (tmp_path / "out").exists()

@@ -100,12 +100,12 @@ def windows_of(job: Quantization, folder: Path, model: ArmdLM) -> torch.Tensor |
     if job.data and (Path(job.data) / MANIFEST).is_file():
         dataset = open_dataset(job.data)
         split, tokenizer = dataset.split("heldout"), load_tokenizer(folder)
-        dataset.check_tokenizer(tokenizer.backend)
         if dataset.pad is not None:
             raise ArmdError(
                 f"{job.data} has rows with padding, on which rounding is not to be measured; give "
                 "--data a text, or a dataset without --rows"
             )
+        dataset.check_tokenizer(tokenizer.backend)
         ids = split.gather(min(wanted, split.n_tokens), np.array([0]))[0].tolist()
     else:
         try:
