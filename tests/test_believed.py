@@ -105,12 +105,11 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_one_line() -> None:
         ServerTokenizer(tokenizer, 4096).encode("a" * 200 + "!", "prompt")
 
 
-@pytest.mark.parametrize("part", ["", "export"])
-def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path, part: str) -> None:
+def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path) -> None:
     """Its embeddings would be of other tokens; a step to go on from, of other batches."""
     data, short = prepare_corpus(tmp_path), {"steps": 4, "sbp_steps": 0, "validate_every": 0}
     run = train(tiny(data, tmp_path / "run", keep_at=(3,), **short))
-    start = str(run / part)
+    start = str(run)
     (tmp_path / "other.txt").write_text("".join(f"another text {n}\n" for n in range(200)))
     made = Preparation(str(tmp_path / "other.txt"), "bpe:260", tmp_path / "words")
     prepare(replace(made, documents="line", workers=1))
@@ -118,11 +117,10 @@ def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path, part
         train(tiny(tmp_path / "words", tmp_path / "one", start=start, **short))
     prepare(replace(made, tokenizer="byte", out=tmp_path / "bytes", documents="line", workers=1))
     assert train(tiny(tmp_path / "bytes", tmp_path / "two", start=start, **short))
-    if not part:
-        with pytest.raises(ArmdError, match="is not the dataset that"):
-            cli.run(["inspect", start, "--step", "1", "--data", str(tmp_path / "bytes")])
-        with pytest.raises(ArmdError, match="another dataset"):
-            train(tiny(tmp_path / "bytes", tmp_path / "three", start=start, start_step=3, **short))
-        with pytest.raises(ArmdError, match="another model's"):
-            again = tiny(data, tmp_path / "four", start=start, start_step=3, **short)
-            train(replace(again, network=replace(again.network, n_layers=1)))
+    with pytest.raises(ArmdError, match="is not the dataset that"):
+        cli.run(["inspect", start, "--step", "1", "--data", str(tmp_path / "bytes")])
+    with pytest.raises(ArmdError, match="another dataset"):
+        train(tiny(tmp_path / "bytes", tmp_path / "three", start=start, start_step=3, **short))
+    with pytest.raises(ArmdError, match="another model's"):
+        again = tiny(data, tmp_path / "four", start=start, start_step=3, **short)
+        train(replace(again, network=replace(again.network, n_layers=1)))

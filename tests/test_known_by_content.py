@@ -130,7 +130,7 @@ def test_checksums_beside_a_model_are_believed_only_where_they_are_compared(tmp_
 
 def test_a_model_of_the_hub_is_known_by_what_the_cache_holds(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     found, repository = [], tmp_path / "models--some--model"
     for commit in ("a" * 40, "b" * 40, "c" * 40):
         folder = put_model(repository / "snapshots" / commit, "gpt2")

@@ -97,7 +97,7 @@ def test_a_dataset_of_an_earlier_version_names_no_bos_and_is_taken(named: Path, 
 
 def test_samples_that_became_a_dataset_are_of_one_tokenizer(named: Path):
     samples, folder = named.parent / "samples.jsonl", named.parent / "run-data"
-    samples.write_text('{"text": "a", "ids": [5, 6, 7]}\n' * 40)
+    samples.write_text('{"ids": [5, 6, 7]}\n' * 40)
     assert from_samples(samples, named, folder) == folder
     assert from_samples(samples, named, folder) == folder
     put_tokenizer(named, text="other words, of other letters; " * 40)

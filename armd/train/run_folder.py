@@ -169,17 +169,10 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 def check_start(recipe: Recipe, dataset: Dataset) -> None:
     """Raise if the weights to begin with are of other tokens than the dataset's; with a step to go
     on from, of another dataset."""
-    from ..data.tokenizer import find_tokenizer
-    from ..pretrained import model_folder
-
     if not recipe.start:
         return
     there, ours = read_data_facts(Path(recipe.start)), data_facts(dataset)
-    if there is None:  # a model alone
-        folder = model_folder(recipe.start)
-        if (folder / "tokenizer.json").is_file():
-            rows = dataset.rows is not None
-            dataset.check_tokenizer(find_tokenizer(str(folder), (), rows=rows).backend)
+    if there is None:  # a model alone, which does not say what it was trained on
         return
     if there.get("tokenizer") not in (None, ours["tokenizer"]):
         raise ArmdError(
