@@ -140,7 +140,8 @@ from armd.runtime.threads import bind_threads, leave_core, own_core
 every = os.sched_getaffinity(0)
 bind_threads()
 import torch
-assert os.sched_getaffinity(0) == every and not [n for n in os.environ if "OMP" in n]
+assert os.sched_getaffinity(0) == every
+assert not [n for n in os.environ if n.startswith(("OMP_", "GOMP_"))]
 torch.randn(10**6).exp()
 threads = {int(t): os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")}
 workers = [cores for t, cores in threads.items() if cores != every]
