@@ -41,16 +41,21 @@ class Checkpoint:
     def load(self, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
         """Fill the tensors (or this process's shares of them) by name. Raises unless the checkpoint
         holds all of them, in this size, and no other weights."""
-        others = sorted({*self.shapes("model/")} - tensors.keys())
+        foreign = (SafetensorError, LookupError, TypeError, ValueError, AttributeError)
+        try:
+            there = self.shapes("")
+        except foreign:  # its checksums fit, so that somebody else made it
+            there = {}
+        others = {name for name in there if name.startswith("model/")} - tensors.keys()
         if others:
-            raise ArmdError(f"{self.folder} holds '{others[0]}', too; is it another model's?")
+            raise ArmdError(f"{self.folder} holds '{min(others)}', too; is it another model's?")
         for name, tensor in tensors.items():
             mine, start = local(tensor), first_row(tensor, group)
             try:
-                rows = self.shapes(name)[name][0]
-                found = self.read_rows(name, mine, start) if rows == len(tensor) else -1
-            except (SafetensorError, LookupError, TypeError, ValueError, AttributeError):
-                found = -1  # its checksums fit, so that somebody else made it
+                fits = there.get(name) == list(tensor.shape)
+                found = self.read_rows(name, mine, start) if fits else -1
+            except foreign:
+                found = -1
             if found != len(mine):
                 raise ArmdError(
                     f"{self.folder} holds no '{name}' of this size; is it another model's?"
