@@ -16,10 +16,12 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 from training_help import (  # noqa: E402
     heldout,
+    kill,
     losses,
     prepare_corpus,
     run,
     run_group,
+    start_group,
     tiny,
     weights,
 )
@@ -130,6 +132,22 @@ def test_torchrun_brings_a_run_back_when_a_worker_is_killed(data: Path, tmp_path
     assert killed < 100
     assert [row[:3] for row in losses(calm)] == [row[:3] for row in losses(hurt)]
     assert weights(calm) == weights(hurt)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_a_process_whose_partner_died_ends_with_a_line(
+    data: Path, tmp_path: Path, parallel: str
+) -> None:
+    out = tmp_path / "run"
+    setting = SETTING | {"steps": 10_000, "validate_every": 0, "parallel": parallel}
+    first, second = start_group(tiny(data, out, **setting), 2)
+    while first.is_alive() and not read_metrics(out):
+        time.sleep(0.01)
+    kill(second)
+    first.join(PATIENCE)
+    code = first.exitcode
+    kill(first)
+    assert code == 2  # 1 would be a traceback
 
 
 def _kill_a_worker(parent: int, out: Path) -> int:

@@ -13,9 +13,10 @@ import torch
 from patience import PATIENCE
 
 from armd import order as orders
+from armd.cli import run
 from armd.errors import ArmdError
 from armd.reproduce import price, tables
-from armd.reproduce.command import check_runs, check_stages, wanted_runs
+from armd.reproduce.command import check_runs, check_stages, measure_stage, wanted_runs
 from armd.reproduce.result_file import Findings
 from armd.reproduce.results_page import replaced, write_page
 from armd.reproduce.runs import Study, Trained
@@ -69,9 +70,11 @@ def test_an_interrupted_study_goes_on_and_measures_nothing_twice(data: Path, tmp
     assert "price of independence" in page and "Not run yet: `armd reproduce generation`" in page
 
 
-def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path, number: int):
     words = command(data, tmp_path, "ablations")
-    study = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    heed = lambda: signal.signal(number, signal.SIG_DFL)  # noqa: E731
+    study = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     assert study.stdout is not None
     for line in study.stdout:
         if line.endswith("steps\n"):
@@ -84,10 +87,37 @@ def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path):
     while not runs():  # it was announced, and starts
         assert study.poll() is None
         time.sleep(0.05)
-    study.send_signal(signal.SIGTERM)
+    study.send_signal(number)
     study.communicate(timeout=PATIENCE)
-    assert study.returncode == 143
+    assert study.returncode == 128 + number
     assert not runs()
+
+
+@pytest.mark.parametrize("place", ["results", "docs"])
+def test_places_that_cannot_be_written_are_found_before_training(
+    data: Path, tmp_path: Path, place: str
+):
+    (tmp_path / "file").write_text("no folder")
+    words = {"--scale": "tiny", "--data": str(data), "--out": str(tmp_path / "out")}
+    words |= {"--results": str(tmp_path / "r"), "--docs": str(tmp_path / "d")}
+    words |= {f"--{place}": str(tmp_path / "file" / "under")}
+    with pytest.raises(OSError, match="Not a directory"):
+        run(["reproduce", "price", *(word for pair in words.items() for word in pair)])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_result_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def measure(study: Study, findings: Findings) -> None:
+        (tmp_path / "reproduce-price.json").mkdir()
+        findings.entry("one", {}, lambda: {"nats": 1.0})
+
+    monkeypatch.setattr(price, "measure", measure)
+    study = Study(tiny(), tmp_path / "out", tmp_path / "data")
+    failed = measure_stage(study, "price", "tiny", tmp_path)
+    assert "reproduce-price.json" in failed["price"]
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def read_quietly(path: Path) -> bytes:

@@ -1,5 +1,6 @@
 """The parts of a layer: its weights, its masks, its positions, and the one attention call."""
 
+from functools import cache
 from math import pi
 from typing import Any, Literal
 
@@ -41,7 +42,10 @@ def bool_mask(limit: Int[Tensor, "b n"], keys: int) -> Bool[Tensor, "b 1 n m"]:
     return (torch.arange(keys, device=limit.device) < limit[..., None])[:, None]
 
 
-_flex = torch.compile(flex_attention, dynamic=True)
+@cache
+def _compiled_flex() -> Any:
+    """Made where it is first used: torch's compiler takes a second to import."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def attention(
@@ -58,7 +62,8 @@ def attention(
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     grouped: Any = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if isinstance(mask, BlockMask):
-        out = _flex(q, k, v, block_mask=mask, **grouped)
+        flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+        out = flex(q, k, v, block_mask=mask, **grouped)
     elif mask is None or isinstance(mask, str):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=mask is None, **grouped)
     else:

@@ -77,6 +77,8 @@ def reproduce(
     if plan:
         return show_plan(study, wanted)
     failed: dict[str, str] = {}
+    for folder in (results, docs):  # hours before they are written to
+        folder.mkdir(parents=True, exist_ok=True)
     if wanted:
         if data is None:
             prepare_data(study)
@@ -171,7 +173,7 @@ def measure_stage(study: Any, stage: str, scale: str, results: Path) -> dict[str
     try:
         findings = Findings(results, stage, scale, command)
         import_module(f".{stage}", __package__).measure(study, findings)
-    except ArmdError as error:
+    except (ArmdError, OSError) as error:
         return {stage: str(error)}
     except Exception as error:
         traceback.print_exc()

@@ -20,6 +20,7 @@ from ..train.export import exported_step
 from ..train.recipe import Recipe
 from ..train.recipe_files import as_json, differences
 from ..train.run_folder import EXPORT, data_facts, read_data_facts, read_recipe
+from ..train.stop import SIGNALS
 from .runs import Study, Trained
 
 
@@ -71,14 +72,14 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
     working: list[Worker] = []
     failed: dict[str, str] = {}
     asked: list[int] = []  # to stop; heard between two steps, so that no run is started unseen
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: asked.append(number))
     try:
         while waiting or working:
             if asked:
-                raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(143)
+                raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
             for run in ready(study, runs, waiting)[: jobs - len(working)]:
                 waiting.remove(run)
                 working.append(start(study, run, jobs=jobs, launch=launch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 Item = TypeVar("Item")
+
+LOST = re.compile(r"gloo|nccl|(connection|socket|pipe).*(closed|reset|broken)|timed out", re.I)
+"""What torch says, by an error of no kind of its own, where another process is gone."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,13 @@ def process_group(device: torch.device | None = None) -> Iterator[ProcessGroup]:
         raise ArmdError(f"cannot reach the other processes ({reason}); use torchrun") from None
     try:
         yield ProcessGroup(rank, world, device)
+    except RuntimeError as error:
+        if not LOST.search(str(error)):
+            raise
+        raise ArmdError(
+            "another of the processes has ended or does not answer; its own message says why; "
+            "what was saved is whole: give the same command again"
+        ) from None
     finally:
         # models that still hold the group must go first: freed after it, gloo may wait for ever
         gc.collect()
