@@ -46,10 +46,10 @@ def infill(
         raise ArmdError("known must be a tensor of bools; write torch.tensor(known).bool()")
     if candidates == 1:
         return complete(model, partial(from_blanks, tokens, known), **options)
-    return _with_candidates(model, from_blanks(tokens, known), candidates, **options)
+    return choose_fills(model, from_blanks(tokens, known), candidates, **options)[0]
 
 
-def _with_candidates(
+def choose_fills(
     model: ArmdLM,
     plans: list[DecodePlan],
     candidates: int,
@@ -59,12 +59,13 @@ def _with_candidates(
     generator: Generators = None,
     eos: int | None = None,
     **sampling: Any,
-) -> Int[Tensor, "b n"]:
+) -> tuple[Int[Tensor, "b n"], int]:
+    """The same with several candidates, and how often the model was called."""
     if not isinstance(candidates, int) or candidates < 1:
         raise ArmdError(f"candidates {candidates} must be a whole number, at least 1")
     if order is not None or eos is not None:
         raise ArmdError("with several candidates blanks have their own order, and no EOS ends them")
-    chosen, rows = Sampling(**sampling), []
+    chosen, rows, calls = Sampling(**sampling), [], 0
     for plan, own in zip(plans, generators_per_row(generator, len(plans)), strict=True):
         filling = Filling(model, plan.tokens, plan.known, streams=streams)
         for blank in filling.blanks:
@@ -73,7 +74,8 @@ def _with_candidates(
             index = int(invert(found.weight.softmax(0).cumsum(0), uniform))
             filling.keep(blank, found.fills[index])
         rows.append(filling.text)
-    return torch.tensor(rows, device=model.device)
+        calls += filling.drawing.calls + filling.scoring.calls
+    return torch.tensor(rows, device=model.device), calls
 
 
 class Blank(NamedTuple):
@@ -175,6 +177,7 @@ class Reader:
 
     def __init__(self, model: ArmdLM, length: int) -> None:
         self.model, self.slots, self.native = model, 0, Decoder.is_native(model)
+        self.calls = 0
         self.cache = make_cache(model, batch=1, length=length) if self.native else None
 
     def decoded(
@@ -188,8 +191,7 @@ class Reader:
             sequences = make_sequences(self.model, some, sampling, generator=generator)
             for sequence in sequences:
                 self._hand_over(sequence)
-            for _ in decode(self.model, sequences):
-                pass
+            self.calls += sum(1 for _ in decode(self.model, sequences))
             found += [Decoded(one.tokens.tolist(), one.logp.tolist()) for one in sequences]
         return found
 
@@ -201,6 +203,7 @@ class Reader:
         reader.read = self.slots
         if (left := plan.step_ends[0] - 1 - there) > 0 and reader.read_at_most(left):
             next(decode(self.model, [reader]))  # reads these and draws nothing
+            self.calls += 1
             self.slots = reader.read
 
     def _hand_over(self, sequence: Sequence) -> None:

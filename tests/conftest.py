@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import checker
 import jaxtyping
 import pytest
 import torch
@@ -17,6 +18,7 @@ import armd.model.configuration_armd
 # all but armd.data, which has files in its signatures, not tensors; gzip's are no typing.IO
 PARTS = [path.stem for path in Path(armd.__file__).parent.iterdir()]
 CHECKED = [f"armd.{part}" for part in PARTS if part not in ("__init__", "__pycache__", "data")]
+jaxtyping.jaxtyped = checker.jaxtyped
 jaxtyping.install_import_hook(CHECKED, "checker.check")
 # tensors here are tiny: on busy cores a second thread only waits, in commands that tests start, too
 torch.set_num_threads(1)

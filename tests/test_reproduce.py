@@ -12,8 +12,8 @@ import pytest
 import torch
 from patience import PATIENCE
 
+from armd import cli
 from armd import order as orders
-from armd.cli import run
 from armd.errors import ArmdError
 from armd.reproduce import price, tables
 from armd.reproduce.command import check_runs, check_stages, measure_stage, wanted_runs
@@ -102,7 +102,7 @@ def test_places_that_cannot_be_written_are_found_before_training(
     words |= {"--results": str(tmp_path / "r"), "--docs": str(tmp_path / "d")}
     words |= {f"--{place}": str(tmp_path / "file" / "under")}
     with pytest.raises(OSError, match="Not a directory"):
-        run(["reproduce", "price", *(word for pair in words.items() for word in pair)])
+        cli.run(["reproduce", "price", *(word for pair in words.items() for word in pair)])
     assert not (tmp_path / "out").exists()
 
 

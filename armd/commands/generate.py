@@ -125,19 +125,19 @@ def from_candidates(
     one is kept is not known."""
     import torch
 
-    from ..infilling import blanks_of, infill
+    from ..generation.plan import from_blanks
+    from ..infilling import choose_fills
     from ..runtime.seeds import seeded
 
     texts, calls = [], 0
     for request in requests:
         tokens, known = torch.tensor([request.tokens]), torch.tensor(request.known)
         options = {"streams": job.streams, "generator": [seeded(job.seed, request.index)]}
-        options |= {"candidates": job.candidates, **asdict(sampling)}
-        ids = infill(model, tokens, known, **options)[0].tolist()
+        options |= asdict(sampling)
+        filled, made = choose_fills(model, from_blanks(tokens, known), job.candidates, **options)
+        ids, calls = filled[0].tolist(), calls + made
         steps = [None if there else 0 for there in request.known]
         texts.append(Written(ids, steps, [None] * len(ids)))
-        blanks = blanks_of(request.known)
-        calls += sum(-(-(b.end - b.start) // job.streams) + b.behind - b.start for b in blanks)
     return texts, calls
 
 
