@@ -15,7 +15,6 @@ from patience import PATIENCE
 from small import case_of
 
 from armd import cli
-from armd.commands.terminal_view import pieces
 from armd.data.template import fill_in
 from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
@@ -163,14 +162,6 @@ def test_blanks_take_the_space_before_them() -> None:
     assert known == [True, False, False, True, True, True, True, False, False]
     tokens, known = fill_in("A\t____", lambda text: list(text.encode()), lengths=[1])
     assert bytes(t for t, k in zip(tokens, known, strict=True) if k) == b"A\t"
-
-
-def test_pieces_make_up_the_text() -> None:
-    backend = byte_tokenizer().backend
-    ids = list("aü€b".encode())
-    found = pieces(ids, lambda some: backend.decode(some, skip_special_tokens=False))
-    assert found == ["a", "", "ü", "", "", "€", "b"]
-    assert pieces([97, None, 98], backend.decode) == ["a", "·", "b"]
 
 
 BAD = [

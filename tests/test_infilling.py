@@ -11,7 +11,9 @@ from eval_models import VOCABULARY, tiny_armd
 import armd
 from armd.errors import ArmdError
 from armd.eval.infill_candidates import least_log_p
-from armd.infilling import BEHIND, Blank, Filling, blanks_of
+from armd.generation.decoder import Decoder
+from armd.generation.plan import from_blanks
+from armd.infilling import AT_ONCE, BEHIND, Blank, Filling, blanks_of, choose_fills
 from armd.model.sampling import Sampling
 from armd.native import library as native
 from armd.native.packed import pack
@@ -46,6 +48,17 @@ def test_blanks_are_the_unknown_runs_and_end_before_the_next():
     assert blanks_of([True] * 4) == []
     long = [True, False, *[True] * 100]
     assert blanks_of(long) == [Blank(1, 2, 2 + BEHIND)]
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=compiled)])
+@pytest.mark.parametrize("streams, candidates", [(1, 2), (8, 2), (1, AT_ONCE + 1)])
+def test_model_calls_are_counted_as_they_are_made(packed, streams, candidates, monkeypatch):
+    model, text, known = case("neighbor")
+    made, step = [], Decoder.step
+    monkeypatch.setattr(Decoder, "step", lambda *words: made.append(0) or step(*words))
+    plans = from_blanks(torch.tensor([text]), torch.tensor(known))
+    model = pack(model) if packed else model
+    assert choose_fills(model, plans, candidates, streams=streams)[1] == len(made) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from ..errors import ArmdError
 from ..runtime.atomic_files import is_device, refuse_link, replace_text
 from ..runtime.lock import Held
 from .generate_options import refuse_lost
-from .terminal_view import coloured, live
+from .terminal_view import coloured, live, printable
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from .generate_inputs import Request
     from .generate_options import Writing
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Letters that a terminal obeys."""
 DIGEST = "checksum"
 """The setting that says which model it was (pretrained.model_digest)."""
 BEGIN = b'{"index": '
@@ -148,8 +145,8 @@ class Records:
             return  # it stands there already
         if self.job.count > 1 or self.job.prompts is not None:
             print(f"--- {record['index']}")
-        text = record["text"]  # of a model that anybody may have made
-        print(CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text, flush=True)
+        text = record["text"]
+        print(printable(text) if sys.stdout.isatty() else text, flush=True)
 
     @contextmanager
     def watching(self, group: Sequence[Request]) -> Iterator[Callable[..., None] | None]:

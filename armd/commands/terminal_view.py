@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 BLANK, BROKEN = "·", "\ufffd"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Letters that a terminal obeys."""
 Decode = Callable[[list[int]], str]
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, of a model that anybody may have made."""
+    return CONTROL.sub(BROKEN, text)
 
 
 def pieces(ids: Sequence[int | None], decode: Decode) -> list[str]:
@@ -48,7 +56,7 @@ def coloured(
     text = Text()
     for piece, step, given in zip(pieces(there, decode), steps, known, strict=True):
         style = "bold" if given else "dim" if step is None else colour(step, total)
-        text.append(piece, style)
+        text.append(printable(piece), style)
     return text
 
 

@@ -1,0 +1,19 @@
+"""Text on a terminal, as it appears: every letter is shown, and none is obeyed."""
+
+from armd.commands.terminal_view import coloured, pieces
+from armd.data.tokenizer import byte_tokenizer
+
+
+def decode(ids: list[int]) -> str:
+    return byte_tokenizer().backend.decode(ids, skip_special_tokens=False)
+
+
+def test_pieces_make_up_the_text() -> None:
+    assert pieces(list("aü€b".encode()), decode) == ["a", "", "ü", "", "", "€", "b"]
+    assert pieces([97, None, 98], decode) == ["a", "·", "b"]
+
+
+def test_a_terminal_obeys_nothing_that_appears() -> None:
+    ids = list(b"a\x1b]0;title\x07b\n")
+    given, drawn = [index % 2 == 0 for index in range(len(ids))], [0] * len(ids)
+    assert coloured(ids, drawn, 1, decode, given).plain == "a\ufffd]0;title\ufffdb\n"
