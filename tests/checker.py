@@ -1,6 +1,6 @@
-"""The type checker that conftest.py puts on armd: an int is a float, as PEP 484 says. To know the
-sizes of a call, jaxtyping binds its arguments anew, which takes longer than most functions do;
-those without shapes are checked without it."""
+"""The type checker that conftest.py puts on armd: an int is a float, as PEP 484 says. The decorator
+of jaxtyping binds the arguments of each call anew, which takes longer than most functions do; this
+one leaves them to beartype."""
 
 import functools
 import inspect
@@ -13,48 +13,48 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
-with_shapes = jaxtyping.jaxtyped
+of_jaxtyping = jaxtyping.jaxtyped
+sizes_of_a_call = of_jaxtyping("context")  # has no state of its own
 
 
 def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
     """What jaxtyping's import hook puts on every function and class, in place of its own."""
 
     def decorate(found: Any) -> Any:
-        if not inspect.isfunction(found):
-            return with_shapes(typechecker=typechecker)(found)
-        hints = {name: resolved(hint, found) for name, hint in found.__annotations__.items()}
-        if any(map(has_shape, hints.values())):
-            return with_shapes(typechecker=typechecker)(found)
-        return without_shapes(found, hints)
+        if inspect.isfunction(found):
+            return checked_function(found)
+        return of_jaxtyping(typechecker=typechecker)(found)
 
     return decorate
 
 
-def without_shapes(function: types.FunctionType, hints: dict[str, Any]) -> Any:
+def checked_function(function: types.FunctionType) -> Any:
+    """Arguments and result are checked, with the same size for the same letter."""
     same = (function.__code__, function.__globals__, function.__name__)
     copy = types.FunctionType(*same, function.__defaults__, function.__closure__)
     copy = functools.wraps(function)(copy)
-    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, hints
+    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, hints_of(function)
     del copy.__wrapped__
     checked = check(copy)
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **options)
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*args, **options)
+        with sizes_of_a_call:
+            return checked(*args, **options)
 
     return call
 
 
-def resolved(hint: Any, function: types.FunctionType) -> Any:
-    """A hint that may be written as text; one that only pyright knows the names of says nothing."""
-    try:
-        holder = types.SimpleNamespace(__annotations__={"hint": hint})
-        return typing.get_type_hints(holder, function.__globals__, include_extras=True)["hint"]
-    except Exception:  # as jaxtyping does
-        return Any
-
-
-def has_shape(hint: Any) -> bool:
-    if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
-        return True
-    return any(has_shape(part) for part in typing.get_args(hint))
+def hints_of(function: types.FunctionType) -> dict[str, Any]:
+    """Hints may be written as text; one that only pyright knows the names of says nothing."""
+    found = {}
+    for name, hint in function.__annotations__.items():
+        holder = types.SimpleNamespace(__annotations__={name: hint})
+        try:
+            known = typing.get_type_hints(holder, function.__globals__, include_extras=True)
+            found[name] = known[name]
+        except Exception:  # as jaxtyping does
+            found[name] = Any
+    return found

@@ -48,17 +48,17 @@ def tried(order: Order, known: torch.Tensor, text: torch.Tensor, seed: int) -> N
     assert probability_of_chance(counts, exact / exact.sum() * DRAWS) > 1e-4
 
 
-def test_left_to_right_draws_from_its_distribution() -> None:
+def test_left_to_right_draws_from_its_distribution(unchecked: None) -> None:
     nothing = torch.zeros(4, dtype=torch.bool)
     tried(armd.order.left_to_right(4), nothing, torch.zeros(4, dtype=torch.long), 1)
 
 
-def test_strided_streams_draw_from_their_distribution() -> None:
+def test_strided_streams_draw_from_their_distribution(unchecked: None) -> None:
     nothing = torch.zeros(4, dtype=torch.bool)
     tried(armd.order.strided(4, 2), nothing, torch.zeros(4, dtype=torch.long), 2)
 
 
-def test_infilling_draws_from_its_distribution() -> None:
+def test_infilling_draws_from_its_distribution(unchecked: None) -> None:
     known = torch.tensor([False, True, False, False])
     tried(armd.order.infill(known, streams=2), known, torch.tensor([0, 2, 0, 0]), 3)
 
