@@ -85,6 +85,10 @@ COMPUTING = re.compile(
 )
 """Verbs whose main thread does the work, in as many threads as there are cores."""
 
+REFUSALS = (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError, ImportError)
+NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "failed to map segment")
+"""Words of torch, C++ and the loader of libraries."""
+
 
 def overview(group: str = "") -> str:
     """What `armd --help` prints; with a group, such as eval, what `armd eval --help` does."""
@@ -172,10 +176,10 @@ def main() -> None:
             answer(words)
         finally:  # of SystemExit too: what cannot be written is an error, and not of Python's end
             flush_output()
-    except (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError) as error:
-        if isinstance(error, RuntimeError):
+    except REFUSALS as error:
+        if isinstance(error, RuntimeError | ImportError):
             error = refusal_of(error)
-            if isinstance(error, RuntimeError):
+            if isinstance(error, RuntimeError | ImportError):
                 raise
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
@@ -253,9 +257,9 @@ def holds_figures(path: Path) -> bool:
     return isinstance(found, dict | list)
 
 
-def refusal_of(error: RuntimeError) -> Exception:
+def refusal_of(error: RuntimeError | ImportError) -> Exception:
     """What the system refused, of errors that have no kind of their own; else the error."""
-    if any(words in str(error) for words in ("allocate memory", "out of memory")):  # torch's
+    if any(words in str(error) for words in NO_MEMORY):
         return MemoryError()
     if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
         return ArmdError(f"{error}; put the file itself there")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -166,3 +167,27 @@ def test_an_interrupt_that_is_lost_leaves_no_traceback(kind: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ("Traceback" in done.stderr) == (kind == "ValueError") and done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+    ],
+)
+def test_too_little_memory_is_one_line_wherever_it_is_missed(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("armd.cli.answer", Mock(side_effect=error))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("armd: out of memory; ")
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("armd.cli.answer", Mock(side_effect=ImportError("no module 'armd.x'")))
+    with pytest.raises(ImportError):
+        main()
