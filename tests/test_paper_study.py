@@ -234,6 +234,17 @@ def test_the_page_prints_the_commands_that_made_its_figures(judged, tmp_path: Pa
     assert judges[0] in note and judges[1] in note and "judge is not the same" in note
 
 
+def test_a_folder_without_the_datasets_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.setattr(paper_study, "walk", lambda *_, **__: pytest.fail("too late"))
+    places: dict[str, Any] = {"out": tmp_path / "out", "results": tmp_path, "docs": tmp_path}
+    with pytest.raises(ArmdError, match=r"no dataset owt; .*a folder of datasets"):
+        reproduce(
+            ["table2"], scale="paper-tiny", data=tmp_path, **places, paper=PaperOptions(yes=True)
+        )
+
+
 def test_figures_are_read_with_their_errors():
     (cell,) = (c for c in EVERY if (c.table, c.row) == ("Table 3", "MDLM (1M), lm1b-packed"))
     result = {"data": "lm1b", "perplexity": 31.5, "bound": True, "perplexity_standard_error": 0.2}

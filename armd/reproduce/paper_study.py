@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..data.manifest import MANIFEST
 from ..errors import ArmdError, no_such
 from ..runtime.atomic_files import our_folder
 from ..runtime.device import find_device
@@ -123,6 +124,8 @@ def reproduce_paper(
             if not plan:
                 print("nothing was started; --yes starts it")
             return
+        if data is not None:
+            check_prepared(paper)
         failed = walk(paper, prepared=data is not None, jobs=jobs, launch=launch)
     from .paper_page import write_paper_page
 
@@ -130,6 +133,17 @@ def reproduce_paper(
     if failed:
         lines = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise ArmdError(f"{len(failed)} parts of the study failed ({lines}); mend and run it again")
+
+
+def check_prepared(paper: PaperStudy) -> None:
+    """Raise, before anything is done, unless the datasets of all runs to come are there."""
+    needed = {run.data for run in paper.runs.values() if not done(paper.study, run)}
+    missing = sorted(name for name in needed if not (paper.study.data / name / MANIFEST).exists())
+    if missing:
+        raise ArmdError(
+            f"{paper.study.data} has no dataset {', '.join(missing)}; of scale {paper.scale.name} "
+            "--data is a folder of datasets, each made by armd prepare"
+        )
 
 
 def plan_of(paper: PaperStudy) -> str:
