@@ -136,7 +136,11 @@ def test_it_is_scored_by_the_same_evaluation(trained: tuple[str, Path]) -> None:
         scored(out, order="random")
 
 
-def test_it_writes(trained: tuple[str, Path], tmp_path: Path) -> None:
+def test_it_writes(trained: tuple[str, Path], tmp_path: Path, monkeypatch) -> None:
+    from transformers import configuration_utils
+
+    # of a config that it does not know
+    monkeypatch.setattr(configuration_utils.logger, "warning", lambda said: pytest.fail(said))
     name, out = trained
     words = ["generate", str(out), "--length", "12", "--count", "3", "--no-stop"]
     words += ["--out", str(tmp_path / "out.jsonl"), "--json", str(tmp_path / "figures.json")]
@@ -151,9 +155,9 @@ def test_it_writes(trained: tuple[str, Path], tmp_path: Path) -> None:
             cli.run([*words, "--steps", "4"])
         return
     assert 1 <= figures["model_calls"] == records[0]["calls"] <= 12
-    for option in ("--prompt", "--template"):
-        with pytest.raises(ArmdError, match=f"leave out {option}"):
-            cli.run([*words[:2], option, "a __ b"])
+    for option in (["--prompt", "a"], ["--template", "a __ b"], ["--cache", "bf16"], ["--chat"]):
+        with pytest.raises(ArmdError, match=f"leave out {option[0]}"):
+            cli.run([*words[:2], *option])
 
 
 class Cut(Exception):

@@ -9,6 +9,8 @@ import torch
 import armd
 from armd.bench import decode, timing
 from armd.bench.decode import bench_decode
+from armd.bench.eval import bench_eval
+from armd.bench.gemm import bench_products
 from armd.bench.prefill import bench_prefill
 from armd.bench.train import bench_train
 
@@ -53,6 +55,20 @@ def test_bench_decode_times_both_queries_and_all_rivals(
         assert rows[f"{name} S=1 fp32"]["calls"] == 32
         assert rows[f"{name} S=4 fp32"]["calls"] == int(armd.order.strided(32, 4).block[-1]) + 1
     assert {"GPT2LMHeadModel", "masked diffusion T=32", "ARMD S=1, no cache"} <= rows.keys()
+
+
+def test_nothing_is_timed_before_the_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gemm_peak", "read_bandwidth", "interleave"):
+        monkeypatch.setattr(timing, name, lambda *_, **__: pytest.fail("too late"))
+    for call in (
+        lambda: bench_products(repeats=0),
+        lambda: bench_train(repeats=0),
+        lambda: bench_train(lengths="0"),
+        lambda: bench_prefill("tiny", repeats=0),
+        lambda: bench_eval("no such model", data="none", repeats=0),
+    ):
+        with pytest.raises(armd.ArmdError, match=r"--(repeats 0|lengths '0') must be"):
+            call()
 
 
 def test_all_of_the_memory_is_read() -> None:

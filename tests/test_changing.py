@@ -1,7 +1,9 @@
 """docs/changing.md, walked through: a model with a part that the C kernels do not know is decoded
 as it is scored, and the user is told."""
 
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,3 +115,10 @@ def test_an_order_of_your_own_is_scored_and_written_without_other_changes() -> N
     with torch.no_grad():
         exact = armd.log_likelihood(model, text, outward).double()
     torch.testing.assert_close(torch.cat([s.logp for s in steps], 1), exact, atol=1e-4, rtol=0)
+
+
+def test_the_order_of_the_page_is_scored_and_written() -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "changing.md"
+    block = re.findall(r"^```python\n(import.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    assert len(block) == 1
+    exec(block[0], {})

@@ -59,7 +59,7 @@ def test_each_row_says_of_how_many_windows_it_is(tmp_path, text, capsys):
     assert [result["windows"] for result in found] == [3, 1]
     assert [row["error"] for row in found[1]["streams"]] == [None, None]
     said = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in said[1:5]]
+    rows = [line.split() for line in said[3:7]]
     assert [row[:2] for row in rows] == [["text", "3"]] * 2 + [["short", "1"]] * 2
     assert [len(row) for row in rows] == [9, 10, 8, 9]  # blank: the error, and S=1's boundary
     assert said[-1].startswith("windows of 32 tokens") and "single window" in said[-1]

@@ -2,20 +2,23 @@
 command; the whole is walked through with tiny models."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from eval_models import saved, tiny_gpt2
+from eval_models import saved, tiny_armd, tiny_gpt2
 
 from armd.cli import run
 from armd.errors import ArmdError
 from armd.eval import paper_tables as paper
-from armd.reproduce import paper_study
+from armd.reproduce import paper_page, paper_study
 from armd.reproduce.command import reproduce
 from armd.reproduce.paper_cells import ALSO_TABLE_3, Cell, cells
 from armd.reproduce.paper_options import DATA, PaperOptions
+from armd.reproduce.paper_page import write_paper_page
 from armd.reproduce.paper_runs import SCALES, K, paper_runs
+from armd.reproduce.paper_study import PaperStudy, measured
 from armd.reproduce.runs import Study
 from armd.reproduce.train_runs import done
 
@@ -162,6 +165,84 @@ def test_the_study_is_walked_through_with_tiny_models(
     (lost / "model.safetensors").unlink()
     with pytest.raises(ArmdError, match=r"step-00000003 is missing; train small again"):
         reproduce(["table1"], **where)
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch):
+    """Two measures of models that are there, and a function that measures one of them with a judge
+    and a text, and says how many commands were run."""
+    export = Path(saved(tiny_armd(), tmp_path / "export"))
+    monkeypatch.setattr(Study, "run", lambda study, name: tmp_path)
+    monkeypatch.setattr(Study, "export", lambda study, name, step: export)
+    ran = []
+
+    def fake_run(words: list[str]) -> None:
+        ran.append(words)
+        part = {"corpus": len(ran), "corpus_standard_error": 0.5}
+        result = {"retokenised": part, "entropy_bits": 1.0, "data": "ptb", "bound": False}
+        content = {"results": [result | {"perplexity": len(ran)}]}
+        Path(words[-1]).write_text(json.dumps(content))
+
+    monkeypatch.setattr("armd.cli.run", fake_run)
+
+    def study(judge: str = "gpt2-large", text: str = "") -> PaperStudy:
+        scale, options = SCALES["paper-tiny"], PaperOptions(judge=judge, texts=text or DATA)
+        where = Study(scale, tmp_path, tmp_path)
+        return PaperStudy(scale, where, tmp_path / "results", tmp_path / "docs", options)
+
+    def measure(name: str, **made_with: str) -> int:
+        paper, before = study(**made_with), len(ran)
+        assert measured(paper, paper.measures[name]) is None
+        return len(ran) - before
+
+    return study, measure
+
+
+def test_figures_are_made_again_where_judge_or_text_hold_other_bytes(judged, tmp_path: Path):
+    measure, text = judged[1], tmp_path / "text.txt"
+    reader = Path(saved(tiny_gpt2(), tmp_path / "judge"))
+    text.write_text("some words")
+    samples, ppl = "samples-small-sbp10K-streams1", "sedd-small-180K"
+    for name, file in ((samples, reader / "model.safetensors"), (ppl, text)):
+        how = {"judge": str(reader), "text": f"ptb={text}"}
+        assert [measure(name, **how) for _ in range(2)] == [1, 0]
+        stat = file.stat()
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert [measure(name, **how) for _ in range(2)] == [1, 0]
+    note = tmp_path / "results" / f"{ppl}.command"
+    note.write_text(note.read_text().replace("true", "false"))  # as where the command was stopped
+    assert [measure(ppl, text=f"ptb={text}") for _ in range(2)] == [1, 0]
+
+
+def test_the_page_prints_the_commands_that_made_its_figures(judged, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(paper_page, "draw_curves", lambda *_: None)
+    (study, measure), judges = judged, []
+    for name in ("one", "two"):
+        judges.append(saved(tiny_gpt2(), tmp_path / name))
+    samples = [f"samples-small-sbp10K-streams{streams}" for streams in (1, 2)]
+    for name, reader in zip(samples, judges, strict=True):
+        measure(name, judge=reader)
+    page = write_paper_page(study()).read_text()  # whatever the present options say
+    said = [line for line in page.splitlines() if f"{samples[0]}.json" in line]
+    assert f"--judge {judges[0]} " in said[0] and "gpt2-large" not in said[0]
+    assert "Not to be compared" not in page  # another name, the same judge
+    with (Path(judges[1]) / "config.json").open("a") as file:
+        file.write(" ")
+    measure(samples[1], judge=judges[1])
+    (note,) = (x for x in write_paper_page(study()).read_text().splitlines() if "compared" in x)
+    assert judges[0] in note and judges[1] in note and "judge is not the same" in note
+
+
+def test_a_folder_without_the_datasets_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.setattr(paper_study, "walk", lambda *_, **__: pytest.fail("too late"))
+    places: dict[str, Any] = {"out": tmp_path / "out", "results": tmp_path, "docs": tmp_path}
+    with pytest.raises(ArmdError, match=r"no dataset owt; .*a folder of datasets"):
+        reproduce(
+            ["table2"], scale="paper-tiny", data=tmp_path, **places, paper=PaperOptions(yes=True)
+        )
 
 
 def test_figures_are_read_with_their_errors():

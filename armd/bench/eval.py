@@ -78,6 +78,7 @@ def bench_eval(
     from .timing import check_positive
 
     check_positive(windows=windows, batch=batch, window=window, growth=growth, threads=threads)
+    check_positive(repeats=repeats)
     if threads:
         torch.set_num_threads(threads)
     loaded = load(model, tokenizer=tokenizer, device=device)

@@ -41,6 +41,7 @@ def bench_products(
     from .timing import check_positive, interleave, read_bandwidth
 
     check_positive(rows=rows, depth=depth, outputs=outputs, matrices=matrices, threads=threads)
+    check_positive(repeats=repeats)
     if threads:
         torch.set_num_threads(threads)
     bandwidth = read_bandwidth(torch.device("cpu"))

@@ -49,7 +49,7 @@ def bench_prefill(
     from .decode import load_for
     from .timing import check_positive, gemm_peak, interleave
 
-    check_positive(prompt=prompt, vocabulary=vocabulary, threads=threads)
+    check_positive(prompt=prompt, vocabulary=vocabulary, threads=threads, repeats=repeats)
     if threads:
         pin_threads(threads)
     keep_freed_memory()

@@ -68,6 +68,8 @@ def bench_train(
     from .timing import check_positive, gemm_peak, numbers
 
     check_positive(two_stream=two_stream, batch=batch, vocabulary=vocabulary, threads=threads)
+    check_positive(repeats=repeats)
+    texts = numbers(lengths, "lengths")
     if threads:
         torch.set_num_threads(threads)
     if loop is not None:
@@ -81,7 +83,7 @@ def bench_train(
     peak = gemm_peak(where)
     print(f"GEMM peak {peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads, batch {batch}")
     rows = []
-    for length in numbers(lengths, "lengths"):
+    for length in texts:
         models = build(size, two_stream, length, vocabulary, gpt2=gpt2)
         for name, model in models.items():
             models[name] = torch.compile(model.to(where)) if compile else model.to(where)

@@ -43,7 +43,8 @@ class Writing:
     streams: int = 1
     """Runs written side by side: so many tokens a model call."""
     steps: int | None = None
-    """Of a diffusion baseline: the model calls it may take; one for each token if not given."""
+    """Of a diffusion baseline: the model calls it may take; one for each token if not given.
+    BD3-LM takes at least one a block, transformer-xl one a token."""
     order: str = "left-to-right"
     """left-to-right, random (one token a call, anywhere) or masking:T (diffusion in T steps)."""
     temperature: float = 1.0
@@ -133,6 +134,8 @@ def check(job: Writing) -> None:
         raise ArmdError(f"--seed {job.seed} must be a number of 64 bits")
     if job.match_entropy is not None and not 0 < job.match_entropy < 64:
         raise ArmdError(f"--match-entropy {job.match_entropy:g} must be bits between 0 and 64")
+    if job.match_entropy is not None and job.temperature != 1:
+        raise ArmdError("--match-entropy searches the temperature; leave out --temperature")
     if job.chat and job.template is not None:
         raise ArmdError("--chat is for prompts, not for a --template; leave it out")
     if job.blank_lengths and job.template is None:
@@ -188,6 +191,8 @@ def check_diffusion(job: Writing, name: str | None) -> None:
         ("--min-p", job.min_p),
         ("--repetition-penalty", job.repetition_penalty != 1),
         (f"--weights {job.weights}", job.weights not in ("fp32", "plain")),
+        (f"--cache {job.cache}", job.cache != "fp32"),
+        ("--chat", job.chat),
         ("--show", job.show),
     ):
         if wrong:

@@ -38,14 +38,14 @@ def write_samples(
         how = {"steps": steps or length}
 
     @cache
-    def written(at: float) -> tuple[list[list[int]], float]:
+    def written(at: float) -> tuple[list[list[int]], int, float]:
         began = time.perf_counter()
-        ids = draw(writer, count, length, temperature=at, **how, **options)
-        return ids, (time.perf_counter() - began) / count
+        ids, calls = draw(writer, count, length, temperature=at, **how, **options)
+        return ids, calls, (time.perf_counter() - began) / count
 
     if match_entropy is not None:
         temperature = search_temperature(lambda at: written(at)[0], match_entropy)
-    ids, seconds = written(temperature)
+    ids, calls, seconds = written(temperature)
     backend = writer.tokenizer.backend
     facts: dict[str, Any] = {
         "model": writer.name,
@@ -53,6 +53,8 @@ def write_samples(
         "config": writer.config,
         "model_precision": writer.precision,
         **how,
+        "model_calls": calls,
+        "batches": -(-count // batch),
         "length": length,
         "temperature": temperature,
         "seed": seed,
@@ -84,11 +86,14 @@ def draw(
     temperature: float,
     seed: int,
     batch: int,
-) -> list[list[int]]:
-    """Texts of token ids. Ours are drawn each from its own seed, those of a baseline a batch at a
-    time, in at most `steps` passes."""
-    from ..generation.api import generate
+) -> tuple[list[list[int]], int]:
+    """Texts of token ids, and the model calls of all batches. Ours are drawn each from its own
+    seed, those of a baseline a batch at a time: in at most `steps` calls, if it can."""
+    from ..generation.api import decode, make_sequences
+    from ..generation.plan import from_prompts
+    from ..model.sampling import Sampling
 
+    sampling, calls = Sampling(temperature=temperature), 0
     found: list[list[int]] = []
     for start in range(0, count, batch):
         part = range(start, min(start + batch, count))
@@ -100,15 +105,11 @@ def draw(
                 temperature=temperature,
                 generator=seeded(seed, start),
             )
-            found += drawn.tokens.tolist()
+            found, calls = found + drawn.tokens.tolist(), calls + drawn.calls
             continue
-        ids = generate(
-            writer.model,
-            length=length,
-            prompt=[[] for _ in part],
-            streams=streams,
-            temperature=temperature,
-            generator=[seeded(seed, number) for number in part],
-        )
-        found += ids.tolist()
-    return found
+        plans = from_prompts([[] for _ in part], length=length, streams=streams)
+        generators = [seeded(seed, number) for number in part]
+        sequences = make_sequences(writer.model, plans, sampling, generator=generators)
+        calls += sum(1 for _ in decode(writer.model, sequences))
+        found += [sequence.text() for sequence in sequences]
+    return found, calls

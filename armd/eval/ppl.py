@@ -14,7 +14,7 @@ from ..runtime.processes import ProcessGroup, process_group
 from ..runtime.progress import progress
 from .peer_detokenize import PEER_DETOKENIZERS
 from .perplexity import DRAWN, Scoring, drawn, perplexity
-from .results import read_results, stamp, table, write_results
+from .results import read_results, stamp, table, tried_to_write
 from .windows import PROTOCOLS, Protocol
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def eval_ppl(
     chosen = PROTOCOLS[protocol]
     corpora = find_corpora(data or chosen.data, chosen.splits, chosen.detokenizers)
     done = read_results(json, "ppl")
-    made = []
+    made, unwritten = [], ""
     with process_group() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         scorer = loaded.scorer()
@@ -80,11 +80,15 @@ def eval_ppl(
                 result |= {"settings": settings, **ends}
                 done.append(result)
                 if ranks.first:
-                    write_results(json, "ppl", done)
+                    if len(corpora) > 1:  # the table comes after the last of them
+                        print(f"{corpus.name}: perplexity {marked(result)}", flush=True)
+                    unwritten = tried_to_write(json, "ppl", done)
             made.append(result | ends)
         if ranks.first:
             print(shown(made, chosen, scoring, length, scorer))
             print(other_tokenizer(chosen, loaded.tokenizer.vocab_size), end="")
+    if unwritten:
+        raise ArmdError(unwritten)
     return made
 
 
@@ -155,13 +159,12 @@ def shown(
     header += ["dropped", "tokens/s"]
     rows = []
     for result in results:
-        mark = "<=" if result["bound"] else "~" if result.get("pseudo_likelihood") else ""
         rate = result["tokens_scored"] * drawn(scoring, scorer.drawn) / max(result["seconds"], 1e-9)
         rows.append(
             [
                 result["data"],
                 result["split"],
-                f"{mark}{result['perplexity']:.3f}",
+                marked(result),
                 f"{result['nats_per_token']:.4f}",
                 f"{result['bits_per_byte']:.4f}",
                 *(f"{result[k]:,}" for k in ("rows", "windows", "tokens_scored", "tokens_dropped")),
@@ -186,6 +189,11 @@ def shown(
         elif result["bound"] or result.get("pseudo_likelihood"):
             lines.append(f"{result['data']}: one draw has no standard error; --draws 4 gives one")
     return "\n".join(lines)
+
+
+def marked(result: dict[str, Any]) -> str:
+    mark = "<=" if result["bound"] else "~" if result.get("pseudo_likelihood") else ""
+    return f"{mark}{result['perplexity']:.3f}"
 
 
 def row_ends(protocol: Protocol, corpus: Corpus) -> str:

@@ -54,6 +54,17 @@ def write_results(file: Path | None, kind: str, results: list[dict[str, Any]]) -
     write_text(file, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
 
 
+def tried_to_write(file: Path | None, kind: str, results: list[dict[str, Any]]) -> str:
+    """The same; what went wrong, if it did. A disk that is full now may have room later."""
+    try:
+        write_results(file, kind, results)
+    except OSError as error:
+        return (
+            f"{file} cannot be written ({error.strerror or error}); the figures printed are whole"
+        )
+    return ""
+
+
 def finite(value: Any) -> Any:
     """The same with null for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):

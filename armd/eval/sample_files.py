@@ -45,20 +45,20 @@ def read_samples(file: Path, judge: Judge, *, count: int, length: int) -> Sample
         raise ArmdError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
     if SEPARATOR in text:
         parts = [part.strip("\n") for part in text.split(SEPARATOR) if part.strip()][:count]
-        facts = {"form": f"texts parted by {SEPARATOR}"}
+        facts: dict[str, Any] = {"form": f"texts parted by {SEPARATOR}"}
     else:
         (ids,) = judge.encode([text])
         starts = range(0, len(ids) - length + 1, length) if len(ids) >= length else [0]
         pieces = [ids[start : start + length] for start in islice(starts, count)]
         parts = judge.tokenizer.backend.decode_batch(pieces, skip_special_tokens=False)
-        facts = {"form": f"running text in pieces of {length} judge tokens"}
+        facts = {"form": f"running text in pieces of {length} judge tokens", "length": length}
     if not any(part.strip() for part in parts):
         raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
     return Samples(parts, facts=facts)
 
 
 def read_jsonl(file: Path, count: int) -> Samples:
-    texts, ids = [], []
+    texts, ids, prompts = [], [], 0
     with file.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, 1):
             if len(texts) == count:
@@ -71,12 +71,15 @@ def read_jsonl(file: Path, count: int) -> Samples:
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise ArmdError(f"{file} line {number} is no JSON object with a text") from None
             ids.append(record.get("ids"))
+            prompts += bool(record.get("prompt"))
             if isinstance(ids[-1], list) and not all(_is_token(token) for token in ids[-1]):
                 raise ArmdError(f"{file} line {number} has ids that are no tokens; leave them out")
     if not texts:
         raise ArmdError(f"{file} holds no samples; write some with armd eval samples MODEL --save")
     complete = all(isinstance(row, list) for row in ids)
-    return Samples(texts, ids if complete else None, facts={"form": "JSON lines"})
+    return Samples(
+        texts, ids if complete else None, facts={"form": "JSON lines", "prompts": prompts}
+    )
 
 
 def _is_token(value: Any) -> bool:

@@ -49,6 +49,7 @@ def eval_samples(
         length: Tokens of a sample; 1024, or the most that the model takes.
         streams: Tokens drawn at a time, where a model writes.
         steps: Passes that a diffusion baseline may take for a batch; one a token if not given.
+            BD3-LM takes at least one a block, transformer-xl one a token.
         temperature: Of the sampling, where a model writes.
         match_entropy: Search the temperature whose samples have this entropy, in bits.
         seed: Of the sampling; sample i is the same whatever the batch, but of a baseline not.
@@ -67,13 +68,22 @@ def eval_samples(
         raise ArmdError(f"--count {count} is more than {MOST_SAMPLES:,}; lower it")
     if save is not None and json is not None and save.resolve() == json.resolve():
         raise ArmdError("--save and --json name one file; the figures need one of their own")
+    if temperature != 1 and match_entropy is not None:
+        raise ArmdError("--match-entropy searches the temperature; leave out --temperature")
+    is_file, is_dataset = Path(source).is_file(), (Path(source) / MANIFEST).is_file()
+    if is_file or is_dataset:
+        used = {"--streams": streams != 1, "--steps": steps is not None}
+        used |= {"--temperature": temperature != 1, "--match-entropy": match_entropy is not None}
+        used |= {"--tokenizer": tokenizer is not None, "--seed": is_file and seed != 0}
+        refuse_unused(source, used)
     read_results(json, "samples")
     with place_for(save, overwrite=overwrite) as keep:
         judging = load_judge(judge, device=device, precision=precision)
         cut = judging.max_length
-        if Path(source).is_file():
+        if is_file:
             found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
-        elif (Path(source) / MANIFEST).is_file():
+            refuse_unused(source, {"--length": length is not None and "length" not in found.facts})
+        elif is_dataset:
             found = heldout_samples(Path(source), count=count, length=length or cut, seed=seed)
         else:
             from .generate_samples import write_samples
@@ -101,6 +111,13 @@ def eval_samples(
     return result
 
 
+def refuse_unused(source: str, used: dict[str, bool]) -> None:
+    """Raise for options that a model's writing would heed, of texts that are there already."""
+    for option, given in used.items():
+        if given:
+            raise ArmdError(f"the texts of {source} are written already; leave out {option}")
+
+
 def judged(samples: Samples, judge: Judge, *, cut: int, batch: int) -> dict[str, Any]:
     """All figures of these samples under this judge."""
     eos = judge.tokenizer.eos
@@ -110,7 +127,13 @@ def judged(samples: Samples, judge: Judge, *, cut: int, batch: int) -> dict[str,
     result: dict[str, Any] = {
         "retokenised": averages(judge.surprise(again, batch=batch), again, eos)
     }
-    if samples.ids is not None and samples.vocabulary == judge.tokenizer.backend.get_vocab():
+    if samples.ids is None:
+        result["own_ids_not_judged"] = "the samples have none"
+    elif samples.vocabulary is None:
+        result["own_ids_not_judged"] = "the file does not say of which tokenizer they are"
+    elif samples.vocabulary != judge.tokenizer.backend.get_vocab():
+        result["own_ids_not_judged"] = "the judge has another vocabulary"
+    else:
         straight = [ids[:cut] for ids in samples.ids]
         result["own_ids"] = averages(judge.surprise(straight, batch=batch), straight, eos)
     own = samples.ids if samples.ids is not None else again
@@ -151,9 +174,7 @@ def shown(result: dict[str, Any]) -> str:
                 f"± {part['mean_standard_error']:.2f}, {part['tokens_scored']:,} tokens scored"
             )
     if "own_ids" not in result:
-        lines.append(
-            "own token ids: not judged; the judge has another vocabulary, or none are known"
-        )
+        lines.append(f"own token ids: not judged; {result['own_ids_not_judged']}")
     lines.append(
         f"unigram entropy ({result['entropy_over']}): {result['entropy_bits']:.3f} bits, "
         f"{result['entropy_nats']:.3f} nats"
@@ -162,9 +183,10 @@ def shown(result: dict[str, Any]) -> str:
     lines.append(f"distinct-n {share}; repeated 4-grams {result['repetition_4']:.3f}")
     lines.append(f"MAUVE: {result['mauve']}")
     names = ("judge", "precision", "samples", "mean_tokens", "cut", "form", "model", "streams")
-    names += ("steps",)
-    names += ("temperature", "seed", "sampling_precision")
+    names += ("steps", "model_calls", "batches", "temperature", "seed", "sampling_precision")
     lines.append(", ".join(f"{name} {result[name]}" for name in names if name in result))
+    if result.get("prompts"):
+        lines.append(f"{result['prompts']} of the texts hold their prompt, which is judged, too")
     lines.append(
         "a text's first token is not scored; the corpus average counts only the first EOS of a text"
     )

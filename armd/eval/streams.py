@@ -11,7 +11,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.progress import progress, rate
-from .results import read_results, stamp, table, write_results
+from .results import read_results, stamp, table, tried_to_write
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def eval_streams(
         raise ArmdError(f"{model} knows one order only; streams need an ARMD model")
     length = window or min(1024, loaded.model.config.max_length)
     check(loaded, streams, prompt, windows, length)
-    results = []
+    results, unwritten = [], ""
     for corpus in corpora:
         rows = spread_windows(loaded, corpus, length, windows)
         settings = {"model": model, "data": corpus.name, "source": corpus.source}
@@ -72,8 +72,13 @@ def eval_streams(
         with progress(corpus.name, len(rows) * len({1, *streams})) as report:
             figures = costs(loaded, rows, streams, prompt, report)
         results.append({**settings, **facts, "prompt": prompt, **figures, **stamp()})
-        write_results(json, "streams", results)
+        if len(corpora) > 1:  # the table comes after the last of them
+            nats = (f"S={row['streams']} {row['nats_per_token']:.4f}" for row in figures["streams"])
+            print(f"{corpus.name}: {', '.join(nats)} nats/token", flush=True)
+        unwritten = tried_to_write(json, "streams", results)
     print(shown(results))
+    if unwritten:
+        raise ArmdError(unwritten)
     return results
 
 

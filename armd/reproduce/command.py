@@ -46,7 +46,8 @@ def reproduce(
         out: Where the dataset, the runs and their logs go.
         results: Where the figures go, one JSON file a stage.
         docs: Where results.md and its images go.
-        data: A dataset that armd prepare made, instead of the scale's own.
+        data: A dataset that armd prepare made, instead of the scale's own; of scale paper a folder
+            of datasets: owt, lm1b, lm1b-packed.
         runs: Train and measure only these runs, each with all its seeds; figures of others stay as
             they are in the results. Of perplexity, price, ablations and of scale paper.
         seeds: Seeds of the runs that have several (our models and AR); the scale's own number: 3.

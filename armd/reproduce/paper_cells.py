@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..eval import paper_tables as paper
+from ..eval.corpora import apart
 from .paper_runs import STRIDED, K, PaperScale
 
 OURS_SMALL = {
@@ -131,7 +132,7 @@ def curves(table: str, published: paper.Curves, runs: dict[str, str], texts: str
 
 
 def lm1b(texts: str) -> Iterator[Cell]:
-    words = [word for word in texts.split(",") if word.partition("=")[0] == "lm1b"]
+    words = [word for word in apart(texts) if word.partition("=")[0] == "lm1b"]
     for row, (run, step, protocol) in (TABLE_3 | ALSO_TABLE_3).items():
         bound = not row.startswith(("ARMD", "Transformer"))
         measure = perplexity(run, step, protocol, ",".join(words), bound=bound)

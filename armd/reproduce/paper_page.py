@@ -9,22 +9,24 @@ from typing import Any
 from ..eval import paper_tables as published
 from ..plots.orders import pyplot_or_error, write_picture
 from ..runtime.atomic_files import our_folder, write_text
-from .paper_cells import Cell
+from .paper_cells import Cell, Measure
 from .paper_study import PaperStudy, contents
+from .result_origin import mixed, read_origin
 from .tables import markdown
 
 NOT_RUN = "not run"
 WORDS = """# The paper's tables, and ours
 
 Written by `armd reproduce --scale {scale}`. The first line of a row is the paper's, the second
-ours; a number in brackets is that of its command, at the end. ± is one standard error, ≤ marks a
-bound. Rows of Table 3 end with the protocol that they belong to.
+ours; a number in brackets is that of the command that made it, at the end. ± is one standard error,
+≤ marks a bound. Rows of Table 3 end with the protocol that they belong to.
 """
 
 
 def write_paper_page(paper: PaperStudy) -> Path:
     """docs/SCALE.md and its two figures."""
     found = contents(paper)
+    made = {name: read_origin(paper.file(paper.measures[name])) for name in found}
     numbers = {name: number for number, name in enumerate(paper.measures, 1)}
     parts = [WORDS.format(scale=paper.scale.name)]
     for table in dict.fromkeys(cell.table for cell in paper.cells):
@@ -35,13 +37,27 @@ def write_paper_page(paper: PaperStudy) -> Path:
             draw_curves(chosen, found, paper.docs / image)
             parts.append(f"![{table}: dashed the paper's, solid ours]({image})\n")
         parts.append(table_of(chosen, found, numbers) + "\n")
+        shown = {cell.measure.name for cell in chosen if ours(cell, found) != NOT_RUN}
+        origins = {numbers[name]: origin for name in shown if (origin := made.get(name))}
+        parts += [f"{sentence}\n" for sentence in mixed(origins)]
     parts.append("## Commands\n")
     for name, measure in paper.measures.items():
-        parts.append(f"{numbers[name]}. `{shlex.join(['armd', *paper.command(measure)])}`")
+        parts.append(f"{numbers[name]}. {made_by(paper, measure, name in found)}")
     page = paper.docs / f"{paper.scale.name}.md"
     paper.docs.mkdir(parents=True, exist_ok=True)
     write_text(page, "\n".join(parts) + "\n")
     return page
+
+
+def made_by(paper: PaperStudy, measure: Measure, there: bool) -> str:
+    """The command that made a result, whatever this call's options are."""
+    file = paper.file(measure)
+    origin = read_origin(file) if there else None
+    if there and origin is None:
+        return f"`{file}` does not say what made it"
+    if origin is None:
+        return f"{NOT_RUN}: `{shlex.join(['armd', *paper.command(measure)])}`"
+    return f"`{origin['command']}`" + ("" if origin.get("done", True) else ", which did not end")
 
 
 def ours(cell: Cell, found: dict[str, Any]) -> str:

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..data.manifest import MANIFEST
 from ..errors import ArmdError, no_such
-from ..pretrained import model_digest
-from ..runtime.atomic_files import our_folder, replace_text
+from ..runtime.atomic_files import our_folder
 from ..runtime.device import find_device
 from ..train.cost_estimate import GPUS
 from ..train.run_folder import EXPORT
 from .paper_cells import Cell, Measure, cells
 from .paper_options import PaperOptions
 from .paper_runs import SCALES, K, PaperScale, paper_runs, preparations
+from .result_origin import origin_of, read_origin, write_origin
 from .runs import Study, Trained
 from .train_runs import check_data, done, train_all
 
@@ -123,6 +124,8 @@ def reproduce_paper(
             if not plan:
                 print("nothing was started; --yes starts it")
             return
+        if data is not None:
+            check_prepared(paper)
         failed = walk(paper, prepared=data is not None, jobs=jobs, launch=launch)
     from .paper_page import write_paper_page
 
@@ -130,6 +133,17 @@ def reproduce_paper(
     if failed:
         lines = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise ArmdError(f"{len(failed)} parts of the study failed ({lines}); mend and run it again")
+
+
+def check_prepared(paper: PaperStudy) -> None:
+    """Raise, before anything is done, unless the datasets of all runs to come are there."""
+    needed = {run.data for run in paper.runs.values() if not done(paper.study, run)}
+    missing = sorted(name for name in needed if not (paper.study.data / name / MANIFEST).exists())
+    if missing:
+        raise ArmdError(
+            f"{paper.study.data} has no dataset {', '.join(missing)}; of scale {paper.scale.name} "
+            "--data is a folder of datasets, each made by armd prepare"
+        )
 
 
 def plan_of(paper: PaperStudy) -> str:
@@ -190,28 +204,26 @@ def walk(paper: PaperStudy, *, prepared: bool, jobs: int, launch: str) -> dict[s
 
 
 def measured(paper: PaperStudy, measure: Measure) -> str | None:
-    """Make a result file, unless this very command made it from these weights; what went wrong, if
-    it did."""
+    """Make a result file, unless this very command made it from the same model, judge and texts;
+    what went wrong, if it did."""
     from ..cli import run
 
     file, words = paper.file(measure), paper.command(measure)
     weights = Path(words[len(measure.before)]) / "model.safetensors"
     if measure.run[:4] not in ("", "hub:") and not weights.exists():
         return f"{weights.parent} is missing; train {measure.run} again with --keep-at"
-    command, made_by = shlex.join(["armd", *words]), file.with_suffix(".command")
-    made_of = f"{command}\n{model_digest(weights.parent)}\n" if weights.exists() else command
-    if file.exists() and made_by.exists():
-        said = made_by.read_text("utf-8")
-        # files of earlier versions do not say which weights they are of
-        newer = not weights.exists() or file.stat().st_mtime >= weights.stat().st_mtime
-        if said == made_of or (said == command and newer):
-            return None
-        file.unlink(missing_ok=True)
-    our_folder(file.parent)
-    print(command, flush=True)
     try:
+        origin = origin_of(words, weights.parent if weights.exists() else None)
+        before = read_origin(file) if file.exists() else None
+        if before == origin | {"done": True}:
+            return None
+        if before != origin | {"done": False}:  # else the command goes on with its own file
+            file.unlink(missing_ok=True)
+        our_folder(file.parent)
+        print(origin["command"], flush=True)
+        write_origin(file, origin, done=False)
         run(words)
-        replace_text(made_by, made_of)
+        write_origin(file, origin, done=True)
     except ArmdError as error:
         return str(error)
     except Exception as error:  # one command's failure must not lose the others
