@@ -134,15 +134,8 @@ def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path) -> N
     (tmp_path / "other.txt").write_text("".join(f"another text {n}\n" for n in range(200)))
     made = Preparation(str(tmp_path / "other.txt"), "bpe:260", tmp_path / "words")
     prepare(replace(made, documents="line", workers=1))
-    shutil.copytree(run / "export", alone := tmp_path / "alone")
-    for folder in (run, alone):
-        with pytest.raises(ArmdError, match="another tokenizer"):
-            train(
-                tiny(
-                    tmp_path / "words", tmp_path / f"one-{folder.name}", start=str(folder), **short
-                )
-            )
-    assert train(tiny(data, tmp_path / "five", start=str(alone), **short))
+    with pytest.raises(ArmdError, match="another tokenizer"):
+        train(tiny(tmp_path / "words", tmp_path / "one", start=start, **short))
     prepare(replace(made, tokenizer="byte", out=tmp_path / "bytes", documents="line", workers=1))
     assert train(tiny(tmp_path / "bytes", tmp_path / "two", start=start, **short))
     with pytest.raises(ArmdError, match="is not the dataset that"):
@@ -152,3 +145,19 @@ def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path) -> N
     with pytest.raises(ArmdError, match="another model's"):
         again = tiny(data, tmp_path / "four", start=start, start_step=3, **short)
         train(replace(again, network=replace(again.network, n_layers=1)))
+
+
+def test_tokens_of_a_start_are_known_by_its_tokenizer_not_by_their_number(tmp_path: Path) -> None:
+    short = {"steps": 1, "sbp_steps": 0, "validate_every": 0}
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name * 3} {n}\n" for n in range(200)))
+        made = Preparation(str(tmp_path / f"{name}.txt"), "bpe:260", tmp_path / name)
+        prepare(replace(made, documents="line", workers=1))
+    run = train(tiny(tmp_path / "one", tmp_path / "run", **short))
+    shutil.copytree(run / "export", alone := tmp_path / "alone")
+    with pytest.raises(ArmdError, match="another tokenizer"):
+        train(tiny(tmp_path / "other", tmp_path / "refused", start=str(alone), **short))
+    assert train(tiny(tmp_path / "one", tmp_path / "taken", start=str(alone), **short))
+    (alone / "tokenizer.json").unlink()  # then nothing says which tokens they are
+    (alone / "sha256.json").unlink()
+    assert train(tiny(tmp_path / "other", tmp_path / "unknown", start=str(alone), **short))
