@@ -216,3 +216,35 @@ def test_a_base_that_is_changed_in_place_changes_nothing_that_is_learnt(
     adapt(recipe_of(job(trained, samples, out)))
     for name in MADE:
         assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_it_goes_on_wherever_its_base_and_its_text_lie(
+    base: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "texts").mkdir()
+    words = "".join(f"the order of the other text, {n} times\n\n" for n in range(200))
+    (tmp_path / "texts" / "text.txt").write_text(words)
+    shutil.copytree(base, tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        at_step(patch, 3, dies)
+        adapt(recipe_of(job(Path("one"), Path("texts/text.txt"), tmp_path / "run")))
+    (tmp_path / "one").rename(tmp_path / "two")
+    monkeypatch.chdir(tmp_path / "texts")
+    moved = job(Path("../two"), Path("text.txt"), Path("../run"))
+    assert (adapt(recipe_of(moved)) / "export" / "config.json").is_file()
+
+
+def test_many_processes_are_refused_before_anything_is_prepared(
+    base: Path,  # noqa: F811
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArmdError, match="without torchrun"):
+        recipe_of(job(base, samples, tmp_path / "run"))
+    assert not list(tmp_path.iterdir())

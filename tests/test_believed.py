@@ -41,9 +41,30 @@ def test_a_start_that_is_damaged_or_lies_is_refused(tmp_path: Path) -> None:
     shutil.copytree(run / "export", lying := tmp_path / "lying")
     (lying / "sha256.json").unlink()
     change(lying / "config.json", n_layers=300_000)
-    for folder, said in ((flipped, "damaged"), (lying, "does not fit")):
+    missing = tmp_path / "missing"
+    for folder, said in ((flipped, "damaged"), (lying, "does not fit"), (missing, "no folder")):
+        out = tmp_path / f"from-{folder.name}"
         with pytest.raises(ArmdError, match=said):
-            train(tiny(data, tmp_path / f"from-{folder.name}", start=str(folder)))
+            train(tiny(data, out, start=str(folder)))
+        assert not out.exists()
+
+
+def test_a_start_that_is_refused_leaves_nothing_so_that_its_fix_works(tmp_path: Path) -> None:
+    data, short = prepare_corpus(tmp_path), {"steps": 1, "sbp_steps": 0, "validate_every": 0}
+    run, out = train(tiny(data, tmp_path / "run", **short)), tmp_path / "out"
+    for said, start, wrong in (
+        ("other sizes", run / "export", {"d_model": 32}),
+        ("no checkpoint of step 7", run, {"start_step": 7, "steps": 9}),
+        ("less than one window", run, {"length": 10**5}),
+    ):
+        with pytest.raises(ArmdError, match=said):
+            train(tiny(data, out, start=str(start), **(short | wrong)))
+        assert not out.exists()
+    out.mkdir()
+    with pytest.raises(ArmdError, match="other sizes"):
+        train(tiny(data, out, start=str(run), **short, d_model=32))
+    assert out.is_dir() and not list(out.iterdir())  # what was there before stays
+    assert train(tiny(data, out, start=str(run / "export"), **short)) == out
 
 
 @pytest.mark.parametrize("opening", [load, load_judge])
@@ -113,7 +134,7 @@ def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path) -> N
     (tmp_path / "other.txt").write_text("".join(f"another text {n}\n" for n in range(200)))
     made = Preparation(str(tmp_path / "other.txt"), "bpe:260", tmp_path / "words")
     prepare(replace(made, documents="line", workers=1))
-    with pytest.raises(ArmdError, match="tokenizer"):
+    with pytest.raises(ArmdError, match="another tokenizer"):
         train(tiny(tmp_path / "words", tmp_path / "one", start=start, **short))
     prepare(replace(made, tokenizer="byte", out=tmp_path / "bytes", documents="line", workers=1))
     assert train(tiny(tmp_path / "bytes", tmp_path / "two", start=start, **short))
@@ -124,3 +145,19 @@ def test_a_start_of_another_tokenizer_or_dataset_is_refused(tmp_path: Path) -> N
     with pytest.raises(ArmdError, match="another model's"):
         again = tiny(data, tmp_path / "four", start=start, start_step=3, **short)
         train(replace(again, network=replace(again.network, n_layers=1)))
+
+
+def test_tokens_of_a_start_are_known_by_its_tokenizer_not_by_their_number(tmp_path: Path) -> None:
+    short = {"steps": 1, "sbp_steps": 0, "validate_every": 0}
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name * 3} {n}\n" for n in range(200)))
+        made = Preparation(str(tmp_path / f"{name}.txt"), "bpe:260", tmp_path / name)
+        prepare(replace(made, documents="line", workers=1))
+    run = train(tiny(tmp_path / "one", tmp_path / "run", **short))
+    shutil.copytree(run / "export", alone := tmp_path / "alone")
+    with pytest.raises(ArmdError, match="another tokenizer"):
+        train(tiny(tmp_path / "other", tmp_path / "refused", start=str(alone), **short))
+    assert train(tiny(tmp_path / "one", tmp_path / "taken", start=str(alone), **short))
+    (alone / "tokenizer.json").unlink()  # then nothing says which tokens they are
+    (alone / "sha256.json").unlink()
+    assert train(tiny(tmp_path / "other", tmp_path / "unknown", start=str(alone), **short))

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from convert_help import SCALING, source_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from armd.convert import weight_file  # noqa: E402
 from armd.convert.adapter import fingerprint  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
@@ -104,3 +105,15 @@ def test_what_cannot_be_represented_is_not_called_damaged(
     with pytest.raises(ArmdError, match="cannot represent") as refused:
         convert(str(source), tmp_path / "out")
     assert "damaged" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("size", "free", "fits"), [(600_000, 3e6, True), (10**9, 1.05e9, False)])
+def test_room_beside_the_weights_is_asked_for_by_their_size(
+    size: int, free: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = type("Free", (), {"free": int(free)})
+    monkeypatch.setattr(weight_file.shutil, "disk_usage", lambda _: room)
+    if fits:
+        return weight_file.check_disk(tmp_path, size)
+    with pytest.raises(ArmdError, match="are free there"):
+        weight_file.check_disk(tmp_path, size)

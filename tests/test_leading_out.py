@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from training_help import prepare_corpus  # noqa: E402
 
-from armd.convert.gguf_source import alone  # noqa: E402
+from armd.convert.gguf_tokenizer import alone  # noqa: E402
 from armd.convert.source import open_source  # noqa: E402
 from armd.data.chat_template import ChatTemplate  # noqa: E402
 from armd.data.dataset import open_dataset  # noqa: E402

@@ -71,6 +71,26 @@ def test_a_name_that_means_another_tokenizer_now_is_refused(named: Path, change:
         prepare(job)
 
 
+def test_text_and_tokenizer_are_known_wherever_they_lie(named: Path, capsys, monkeypatch):
+    job = preparation(named)
+    made = prepare(job).manifest
+    (source := named.parent / "elsewhere").mkdir()
+    text = Path(job.source).rename(source / Path(job.source).name)
+    named.rename(source / "other")
+    monkeypatch.chdir(source)
+    moved = replace(job, source=text.name, tokenizer="other")
+    capsys.readouterr()
+    assert prepare(moved).manifest == made and "prepared already" in capsys.readouterr().err
+    with pytest.raises(ArmdError, match="prepared with tokenizer"):
+        prepare(replace(moved, tokenizer="byte"))
+    put_tokenizer(source / "other", text="other words, of other letters; " * 40)
+    with pytest.raises(ArmdError, match="prepared with tokenizer"):
+        prepare(moved)
+    text.write_text(LINES.upper())
+    with pytest.raises(ArmdError, match="prepared with"):
+        prepare(moved)
+
+
 @pytest.mark.parametrize("word", ["byte", "bpe:280", ""])
 def test_what_cannot_have_changed_or_is_not_here_is_not_asked_for(named: Path, word: str, capsys):
     job = preparation(named)

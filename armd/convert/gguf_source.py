@@ -6,19 +6,17 @@ Everything comes out as float32: nothing is rounded a second time."""
 from __future__ import annotations
 
 import importlib.util
-import os
-import tempfile
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
 from .family import LLAMA3, WRONG_KINDS, check_family, llama3_factors, refuse
+from .gguf_tokenizer import save_tokenizer
 from .source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from ..model.shapes import Tensor
 
@@ -91,7 +89,7 @@ def open_gguf(file: Path) -> Source:
         shapes,
         read,
         torch.float32,
-        lambda out: save_tokenizer(file, fields, out),
+        lambda out: save_tokenizer(file, reader.fields, out),
         half_split=facts["model_type"] != "llama",
         notes={key: value for key, value in pre.items() if value},
     )
@@ -212,43 +210,3 @@ def scaling(
         if max(abs(a - b) / b for a, b in zip(factors, made, strict=True)) < 1e-4:
             return {"rope_theta": base, "rope_type": "llama3", **known}
     return {"rope_theta": base, "rope_type": FREQUENCIES}
-
-
-def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
-    """The tokenizer in the file, and its chat template, as files that transformers reads."""
-    from transformers import AutoTokenizer
-
-    try:
-        with quiet_bars(), alone(file) as folder:
-            found = AutoTokenizer.from_pretrained(
-                folder, gguf_file=file.name, trust_remote_code=False
-            )
-    except Exception as error:  # the readers raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArmdError(f"cannot read the tokenizer in {file}: {reason}") from None
-    if template := fields.get("tokenizer.chat_template"):
-        found.chat_template = str(template)
-    found.save_pretrained(str(out))
-
-
-@contextmanager
-def alone(file: Path) -> Iterator[str]:
-    """A folder where the file lies by itself: of a tokenizer or an adapter beside it, transformers
-    would read those."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, file.name).symlink_to(file.resolve())
-        yield folder
-
-
-@contextmanager
-def quiet_bars() -> Iterator[None]:
-    """No bars while a GGUF file is read: its reader draws them whatever the log level says."""
-    before = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TQDM_DISABLE"]
-        else:
-            os.environ["TQDM_DISABLE"] = before

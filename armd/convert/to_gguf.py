@@ -9,14 +9,17 @@ import json
 import math
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.tokenizer import from_folder
 from ..errors import ArmdError
 from ..runtime.lock import locked
 from ..runtime.signals import raise_if_stopped, terminated_as_interrupt
 from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
+from .gguf_tokenizer import SPACE
 from .layout import interleaved
 from .source import read_json
 from .to_llama import Ours, bos_and_eos, check_bos, open_ours
@@ -24,6 +27,7 @@ from .weight_file import check_disk
 
 if TYPE_CHECKING:
     import numpy as np
+    from tokenizers import Tokenizer
 
 KINDS = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 """Types of the matrices, and what llama.cpp calls a file of them."""
@@ -196,6 +200,7 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
     merges = not spoken and bool(saved["model"].get("merges"))
     if spoken:
         writer.add_token_scores(scores)
+        writer.add_add_space_prefix(checked_space(from_folder(ours.folder).backend))
     elif not merges:  # each byte is a token; without the list nobody reads the file
         writer.add_key_value(gguf.Keys.Tokenizer.MERGES, [], gguf.GGUFValueType.ARRAY)
     special = gguf.SpecialVocab(ours.folder, load_merges=merges, n_vocab=len(words))
@@ -203,6 +208,20 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
     found = {"bos": bos, "eos": eos}
     special.special_token_ids |= {role: n for role, n in found.items() if n is not None}
     special.add_to_gguf(writer, quiet=True)
+
+
+def checked_space(backend: Tokenizer) -> bool:
+    """Whether a space is put before a text; warns where that is not always so, as with Metaspace,
+    which no GGUF file can say."""
+    first, spaced = (backend.encode(t, add_special_tokens=False).tokens for t in ("a", " a"))
+    before = bool(first) and first[0].startswith(SPACE)
+    if before and first == spaced:
+        print(
+            "armd: warning: a text that begins with a space, or stands after a special token, gets "
+            "one more space there",
+            file=sys.stderr,
+        )
+    return before
 
 
 def token_kind(token: str | None, added: dict[str, Any] | None, spoken: bool) -> int:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 SPARE = 64 << 20
-"""Bytes for what a folder holds beside weights."""
+"""The most bytes for what a folder holds beside weights: code, and a tokenizer, which is small
+where the model is."""
 _CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -29,7 +30,7 @@ def check_disk(folder: Path, size: int) -> None:
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    free, needed = shutil.disk_usage(there).free, size + SPARE
+    free, needed = shutil.disk_usage(there).free, size + min(SPARE, 2 * size + (1 << 20))
     if free < needed:
         raise ArmdError(
             f"{folder} needs {needed / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free there; "

@@ -21,12 +21,19 @@ def already_prepared(out: Path, options: dict[str, Any], source: Source) -> bool
     there = dataset.manifest.get("options")
     if not isinstance(there, dict):
         raise ArmdError(f"{out / MANIFEST} does not say how it was made; choose another --out")
-    if there.get("fingerprint") not in (None, options["fingerprint"]):
-        earlier = source.names_fingerprint()
-        options = options | ({"fingerprint": earlier} if there["fingerprint"] == earlier else {})
-    if there == options:
-        check_named(dataset, options["tokenizer"], rows=options["rows"] is not None)
-        return True
+    told, tokenizer = there.get("fingerprint"), options["tokenizer"]
+    if told == options["fingerprint"]:  # the same content, wherever it lies
+        options = options | {"source": there.get("source")}
+    elif told is not None and told == source.names_fingerprint():
+        options = options | {"fingerprint": told}
+    if there | {"tokenizer": tokenizer} == options:
+        rows = options["rows"] is not None
+        if there.get("tokenizer") == tokenizer:
+            check_named(dataset, tokenizer, rows=rows)
+            return True
+        found = named_now(tokenizer, rows=rows)
+        if found is not None and made_with(dataset, found):
+            return True
     name = next(name for name in {**options, **there} if there.get(name) != options.get(name))
     before, now = there.get(name), options.get(name)
     what = f"{name} {before!r}, now {now!r}" if name != "fingerprint" else "other source files"

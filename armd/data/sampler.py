@@ -61,13 +61,19 @@ def feistel(numbers: np.ndarray, bits: int, keys: list[np.uint64]) -> np.ndarray
     return (left << shift) | right
 
 
-def window_begins(split: Split, samples: np.ndarray, *, length: int, seed: int) -> np.ndarray:
-    """Where in the token stream each sample begins. In packed data every epoch shifts all windows
-    by an offset of its own, so that a token is not always at the same distance from a border."""
+def windows_of(split: Split, length: int) -> int:
+    """How many windows a pass over the split has; raises where there is none."""
     windows = split.windows(length)
     if windows == 0:
         where = f"{split.dataset.folder} {split.name}"
         raise ArmdError(f"{where}: {split.n_tokens} tokens are less than one window of {length}")
+    return windows
+
+
+def window_begins(split: Split, samples: np.ndarray, *, length: int, seed: int) -> np.ndarray:
+    """Where in the token stream each sample begins. In packed data every epoch shifts all windows
+    by an offset of its own, so that a token is not always at the same distance from a border."""
+    windows = windows_of(split, length)
     begins = np.empty(len(samples), dtype=np.int64)
     epochs = samples // windows
     for epoch in np.unique(epochs).tolist():

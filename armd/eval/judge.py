@@ -10,7 +10,8 @@ from math import exp, inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..convert.gguf_source import alone, fast_reader
+from ..convert.gguf_source import fast_reader
+from ..convert.gguf_tokenizer import alone, as_in_file
 from ..convert.smollm2 import package_file
 from ..data.tokenizer import no_panic
 from ..errors import ArmdError
@@ -153,13 +154,14 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
         with quiet_bars(), alone(file) as folder:
             loaded = AutoTokenizer.from_pretrained(folder, **where)
             found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where, **REPORTED)
+        fields = fast_reader(str(file)).fields  # which say what transformers leaves out
+        backend = as_in_file(loaded.backend_tokenizer, fields)
     except Exception as error:  # the reader raises many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot read {file} as a model: {reason}") from None
     model = checked(str(file), found)
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
-    tokenizer = with_ends(TextTokenizer(loaded.backend_tokenizer, special), rows=False)
-    fields = fast_reader(str(file)).fields  # what follows is lost on the way from there
+    tokenizer = with_ends(TextTokenizer(backend, special), rows=False)
     asked, kind = (fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "model"))
     # early files do not say; llama.cpp then puts a BOS before the text of Llama's kind
     starts = asked.contents() if asked else kind is not None and kind.contents() == "llama"

@@ -40,7 +40,7 @@ from .distributed import unwrapped
 from .export import card_facts, export
 from .loop import Run, train
 from .recipe import Recipe
-from .run_folder import ADAPTER, BASE, EXPORT
+from .run_folder import ADAPTER, BASE, EXPORT, begin_run
 from .saved_checkpoint import Checkpoint
 from .stop import Stop
 from .trainer import ROUND, MicroBatch, Trainer
@@ -176,6 +176,8 @@ class AdaptRun(Run):
     def make_trainer(self) -> Trainer:
         if self.group.world > 1:
             raise ArmdError("armd adapt works in one process; start it without torchrun")
+        self.check()
+        begin_run(self.folder, self.recipe, self.dataset)  # by which a base that is kept is known
         keep_base(self.recipe, self.check)
         base = base_folder(self.recipe)
         self.dataset.check_vocabulary(ArmdConfig.from_pretrained(base).vocab_size)

@@ -177,8 +177,11 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
     from ..model.configuration_armd import ArmdConfig
     from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
     from ..runtime.atomic_files import unexchanged
+    from ..runtime.processes import count_processes
     from .adapt_base import began_with
 
+    if count_processes() > 1:
+        raise ArmdError("armd adapt works in one process; start it without torchrun")
     if not job.full and importlib.util.find_spec("peft") is None:
         raise ArmdError("adapters need the package peft: pip install 'armd[adapt]'")
     for name in ("rank", "alpha", "length", "infill_span", "repeats"):

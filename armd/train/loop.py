@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..data.dataset import Dataset, open_dataset
+from ..data.sampler import windows_of
 from ..errors import ArmdError
 from ..runtime.atomic_files import our_folder, replace_text
 from ..runtime.device import find_device
@@ -28,7 +29,7 @@ from .distributed import unwrapped
 from .export import card_facts, export, exported_step
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
-from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, check_start, open_run
+from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, begin_run, check_start, open_run
 from .saved_checkpoint import Checkpoint, checkpoint_of, name_of, steps_in
 from .stop import Stop
 from .trainer import Batch, Trainer, learning_rate_at, load_batch
@@ -94,22 +95,12 @@ class Run:
         self.recipe, self.dataset, self.group, self.held = recipe, dataset, group, held
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
-        if not steps_in(self.folder / "checkpoints"):
+        windows_of(self.split, recipe.network.length)
+        if fresh := not steps_in(self.folder / "checkpoints"):
             check_start(recipe, dataset)
         self.trainer = self.make_trainer()
-        self.check()
-        kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at, "check": self.check}
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", group=group, **kept)
-        found = self.checkpoints.newest()
-        if found is None and recipe.start_step:
+        if fresh and recipe.start_step:
             self.trainer.resume(checkpoint_of(recipe.start, recipe.start_step))
-        self.step = found.step if found else recipe.start_step
-        if found:
-            self.trainer.resume(found)
-            # a kill may have come between the checkpoint and its export
-            exported = all(exported_step(out) == found.step for out in self.outs(found))
-            if group.first and not exported:
-                self._export(found)
         self.heldout: list[Any] = []
         if recipe.report.validate_every:
             self.heldout = fixed_batches(
@@ -118,6 +109,19 @@ class Run:
                 rows=recipe.report.validate_rows,
                 batch_size=recipe.machine.micro_batch,
             )
+        self.check()
+        if group.first:
+            begin_run(self.folder, recipe, dataset)
+        kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at, "check": self.check}
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", group=group, **kept)
+        found = self.checkpoints.newest()
+        self.step = found.step if found else recipe.start_step
+        if found:
+            self.trainer.resume(found)
+            # a kill may have come between the checkpoint and its export
+            exported = all(exported_step(out) == found.step for out in self.outs(found))
+            if group.first and not exported:
+                self._export(found)
         saved = found.metrics() if found else None
         self.check()
         self.metrics = Metrics(self.folder, step=self.step, saved=saved) if group.first else None

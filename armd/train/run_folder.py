@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..data.dataset import Dataset
+from ..data.tokenizer import find_tokenizer, tokenizer_hash
 from ..errors import ArmdError
-from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text
+from ..pretrained import model_folder
+from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text, unexchanged
 from ..runtime.lock import Held, locked
 from .presets import PRESETS, preset
 from .recipe import Recipe
@@ -33,13 +35,16 @@ FOLDERS = (CHECKPOINTS, EXPORT, KEPT, ADAPTER, BASE, SAMPLES, BOARD)
 def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Held]:
     """The folder of this recipe's run: a new one, or one that holds the same recipe and goes on.
     Raises, with nothing written, for a folder of anything else, and if another process trains
-    there. Inside, the run is ours, as long as what is yielded says so."""
+    there. Inside, the run is ours, as long as what is yielded says so; a new one is written by
+    begin_run, and leaves no folder if it comes to nothing before."""
     folder = Path(recipe.out)
     with contextlib.ExitStack() as stack:
         try:
             for name in FOLDERS:  # what a link leads to would be written and removed
                 refuse_link(folder / name)
-            if not (folder / CONFIG).exists() and folder.exists():
+            if not folder.exists():
+                stack.callback(_remove_empty, folder)
+            elif not (folder / CONFIG).exists():
                 _check_new(folder)
             folder.mkdir(parents=True, exist_ok=True)
             held = stack.enter_context(
@@ -49,12 +54,15 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Held]:
                     "wait for it, or choose another folder",
                 )
             )
-            _check_or_start(folder, recipe, dataset)
+            if (folder / CONFIG).exists():
+                _check_same(folder, recipe, dataset)
         except OSError as error:
-            raise ArmdError(
-                f"cannot write to {folder} ({error.strerror or error}); choose another folder"
-            ) from None
+            raise _unwritable(folder, error) from None
         yield held
+
+
+def _unwritable(folder: Path, error: OSError) -> ArmdError:
+    return ArmdError(f"cannot write to {folder} ({error.strerror or error}); choose another folder")
 
 
 def _check_new(folder: Path) -> None:
@@ -67,12 +75,25 @@ def _check_new(folder: Path) -> None:
         raise ArmdError(f"{folder} is no run but is not empty; choose another folder")
 
 
-def _check_or_start(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
-    """Write the config of a new run, or raise unless a run has the same recipe and data."""
-    if not (folder / CONFIG).exists():
+def _remove_empty(folder: Path) -> None:
+    """A folder that was made for a run which did not begin."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def begin_run(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Write what a new run is, once nothing is left that could refuse it."""
+    if (folder / CONFIG).exists():
+        return
+    try:
         replace_text(folder / DATA, json.dumps(with_sum(data_facts(dataset))) + "\n")
         replace_text(folder / CONFIG, as_json(recipe))
-        return
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Raise unless a run has the same recipe and data."""
     began = read_recipe(folder)
     longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
     for name, before, now in differences(longer, recipe):
@@ -171,19 +192,29 @@ def check_start(recipe: Recipe, dataset: Dataset) -> None:
     on from, of another dataset."""
     if not recipe.start:
         return
-    there, ours = read_data_facts(Path(recipe.start)), data_facts(dataset)
-    if there is None:  # a model alone, which does not say what it was trained on
-        return
-    if there.get("tokenizer") not in (None, ours["tokenizer"]):
+    there, ours = read_data_facts(Path(recipe.start)) or {}, data_facts(dataset)
+    told, place = there.get("tokenizer"), Path(recipe.start) / EXPORT
+    if told is None and not recipe.start_step:  # a model alone
+        place = model_folder(recipe.start)
+        told = unexchanged(place, lambda: _tokenizer_in(place, dataset))
+    if told not in (None, ours["tokenizer"]):
         raise ArmdError(
             f"{recipe.start} was trained with another tokenizer than {recipe.data} has; prepare "
-            f"the text with the one in {Path(recipe.start) / EXPORT}"
+            f"the text with the one in {place}"
         )
     if recipe.start_step and there.get("tokens") not in (None, ours["tokens"]):
         raise ArmdError(
             f"{recipe.start} was trained on another dataset than {recipe.data}, so that its step "
             f"{recipe.start_step} is none of this run; start from its weights alone"
         )
+
+
+def _tokenizer_in(folder: Path, dataset: Dataset) -> str | None:
+    """The hash of a model's tokenizer, as a dataset would be made with it; None without one."""
+    if not (folder / "tokenizer.json").exists():
+        return None
+    rows = dataset.manifest.get("rows") is not None
+    return tokenizer_hash(find_tokenizer(str(folder), (), rows=rows).backend)
 
 
 class Metrics:

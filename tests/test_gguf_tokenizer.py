@@ -1,0 +1,132 @@
+"""Laws: a tokenizer stays as it is through a GGUF file, which is read as llama.cpp reads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("gguf")
+
+from convert_help import source_model  # noqa: E402
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+
+from armd.convert import to_gguf  # noqa: E402
+from armd.convert.to_armd import convert  # noqa: E402
+from armd.data.tokenizer import TextTokenizer, byte_symbols  # noqa: E402
+from armd.pretrained import load_tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ENDS = ("<|begin_of_text|>", "<\uff5cend▁of▁text\uff5c>")
+TEXTS = (
+    "the other",
+    " the",
+    "  two",
+    "a\nb\n\nc",
+    "naïve 1234",
+    "x<s>the<s>",
+    "x</s> y",
+    "tail ",
+    "",
+)
+
+
+def llama3() -> TextTokenizer:
+    """Without GPT-2's <|endoftext|>; `the` is a word that no merges make."""
+    words = [*byte_symbols(), "th", "Ġt", "the", "Ġthe"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    merges = [("t", "h"), ("Ġ", "t")]
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(ENDS))
+    return TextTokenizer(backend, dict(zip(("bos_token", "eos_token"), ENDS, strict=True)))
+
+
+def sentencepiece(kind: str) -> TextTokenizer:
+    """As of Llama 2: `kind` says which spaces stand before a text."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["▁", "t", "h", "e", "▁t", "he", "▁the", "▁▁", "x", "y"]
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "▁")]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    backend = Tokenizer(model)
+    backend.add_special_tokens(words[:3])
+    saved = json.loads(backend.to_str())
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prepend = [{"type": "Prepend", "prepend": "▁"}] if kind == "prepend" else []
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    parts = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *([] if kind == "none" else [strip])]
+    saved["decoder"] = {"type": "Sequence", "decoders": parts}
+    if kind == "metaspace":
+        space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+        saved["pre_tokenizer"] = space
+    else:
+        saved["normalizer"] = {"type": "Sequence", "normalizers": [*prepend, replace]}
+    special = dict(zip(("unk_token", "bos_token", "eos_token"), words, strict=False))
+    return TextTokenizer(Tokenizer.from_str(json.dumps(saved)), special)
+
+
+def through_gguf(made: TextTokenizer, folder: Path) -> tuple[Path, TextTokenizer]:
+    """The file of a model whose table these tokens fill, and what is read from it."""
+    source = folder / "source"
+    source_model("llama", source, vocab_size=made.vocab_size)
+    made.save(folder / "tokenizer")
+    for file in (folder / "tokenizer").iterdir():
+        file.replace(source / file.name)
+    convert(str(source), folder / "ours")
+    to_gguf.to_gguf(str(folder / "ours"), folder / "model.gguf", "F32")
+    convert(str(folder / "model.gguf"), folder / "again")
+    return folder / "model.gguf", load_tokenizer(folder / "again")
+
+
+def same(one: TextTokenizer, other: TextTokenizer, texts: tuple[str, ...] = TEXTS) -> None:
+    for text in texts:
+        ids = one.backend.encode(text, add_special_tokens=False).ids
+        assert other.backend.encode(text, add_special_tokens=False).ids == ids, text
+        assert other.backend.decode(ids) == one.backend.decode(ids), text
+
+
+def test_no_token_is_added_and_none_is_respelled(tmp_path: Path) -> None:
+    made = llama3()
+    file, again = through_gguf(made, tmp_path)
+    assert again.vocab_size == made.vocab_size
+    assert (again.bos, again.eos) == (made.bos, made.eos)
+    same(made, again, (*TEXTS, f"{ENDS[0]}the{ENDS[1]}"))
+    pytest.importorskip("accelerate")
+    from armd.eval.judge import load_judge
+
+    same(made, load_judge(str(file)).tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["prepend", "none"])
+def test_the_space_before_a_text_is_the_source_s(kind: str, tmp_path: Path) -> None:
+    made = sentencepiece(kind)
+    same(made, through_gguf(made, tmp_path)[1])
+
+
+def test_a_file_that_does_not_say_has_the_space(tmp_path: Path, monkeypatch: Any) -> None:
+    import gguf
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_add_space_prefix", lambda *_: None)
+    same(sentencepiece("prepend"), through_gguf(sentencepiece("none"), tmp_path)[1])
+
+
+def test_spaces_that_no_file_can_say_are_told(tmp_path: Path, capsys: Any) -> None:
+    """llama.cpp adds a space to each text, Metaspace only where there is none."""
+    made = sentencepiece("metaspace")
+    again = through_gguf(made, tmp_path)[1]
+    assert "one more space there" in capsys.readouterr().err
+    same(made, again, tuple(text for text in TEXTS if text[:1] != " " and "s>" not in text))
+    same(sentencepiece("prepend"), again)
