@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from patience import PATIENCE
-from serving import chat_template, running
+from serving import chat_template, running, writer
 
 from armd.serve import completions
 from armd.serve.service import Service
@@ -15,7 +15,7 @@ from armd.serve.service import Service
 
 @pytest.fixture(scope="module")
 def server():
-    with running(slots=2, queue=62, chat=chat_template()) as made:
+    with running(writer(max_length=256), slots=2, queue=62, chat=chat_template()) as made:
         yield made
         made.at_rest()
 
@@ -60,11 +60,11 @@ def test_plans_of_many_texts_hold_up_nobody_and_are_made_only_where_there_is_roo
     def waiting(service, tokens, *given):
         asked.append(len(tokens))
         begun.set()
-        free.wait(PATIENCE)
+        free.wait(20)
         return real(service, tokens, *given)
 
     monkeypatch.setattr(Service, "plan", waiting)
-    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=PATIENCE / 4) as client:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=15) as client:
         first = pool.submit(leave_soon, path, body)
         assert begun.wait(PATIENCE)
         try:
