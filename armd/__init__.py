@@ -36,6 +36,7 @@ _WHERE = {
     "stream": "generation.api",
 }
 __all__ = [*_WHERE, "order"]
+CAUSAL = f"{__name__}.model.causal_armd"
 
 
 def __getattr__(name: str) -> Any:
@@ -63,16 +64,25 @@ def _register_config() -> None:
 
 
 def _register_model() -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers import AutoModelForMaskedLM
 
-    from .model.causal_armd import ArmdForCausalLM
     from .model.configuration_armd import ArmdConfig
     from .model.modeling_armd import ArmdLM
 
     AutoModelForMaskedLM.register(ArmdConfig, ArmdLM, exist_ok=True)
+    importlib.import_module(CAUSAL)  # unless it is what imports transformers now
+
+
+def _register_causal() -> None:
+    from transformers import AutoModelForCausalLM
+
+    from .model.causal_armd import ArmdForCausalLM
+    from .model.configuration_armd import ArmdConfig
+
     AutoModelForCausalLM.register(ArmdConfig, ArmdForCausalLM, exist_ok=True)
 
 
 # transformers takes seconds to import, so its auto classes learn of ours only once it is imported
 after_import("transformers.models.auto.configuration_auto", _register_config)
 after_import("transformers.models.auto.modeling_auto", _register_model)
+after_import(CAUSAL, _register_causal)

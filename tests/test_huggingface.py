@@ -72,8 +72,12 @@ def run_alone(script: str, tmp_path: Path, *, path: str = "") -> str:
 
 @pytest.mark.parametrize(
     "imports",
-    ["import armd\nimport transformers", "import transformers\nimport armd"],
-    ids=["armd first", "transformers first"],
+    [
+        "import armd\nimport transformers",
+        "import transformers\nimport armd",
+        "import armd.model.causal_armd\nimport transformers",
+    ],
+    ids=["armd first", "transformers first", "the causal class first"],
 )
 def test_auto_classes_know_armd_in_both_import_orders(imports: str, tmp_path: Path) -> None:
     model = case_of("random", 5, 1).model
