@@ -36,7 +36,7 @@ _WHERE = {
     "stream": "generation.api",
 }
 __all__ = [*_WHERE, "order"]
-CAUSAL = f"{__name__}.model.causal_armd"
+CAUSAL, BASELINE = f"{__name__}.model.causal_armd", f"{__name__}.baselines.configuration"
 
 
 def __getattr__(name: str) -> Any:
@@ -61,6 +61,15 @@ def _register_config() -> None:
     from .model.configuration_armd import ArmdConfig
 
     AutoConfig.register("armd", ArmdConfig, exist_ok=True)
+    importlib.import_module(BASELINE)
+
+
+def _register_baseline() -> None:
+    from transformers import AutoConfig
+
+    from .baselines.configuration import BaselineConfig
+
+    AutoConfig.register("armd-baseline", BaselineConfig, exist_ok=True)
 
 
 def _register_model() -> None:
@@ -70,7 +79,7 @@ def _register_model() -> None:
     from .model.modeling_armd import ArmdLM
 
     AutoModelForMaskedLM.register(ArmdConfig, ArmdLM, exist_ok=True)
-    importlib.import_module(CAUSAL)  # unless it is what imports transformers now
+    importlib.import_module(CAUSAL)
 
 
 def _register_causal() -> None:
@@ -85,4 +94,6 @@ def _register_causal() -> None:
 # transformers takes seconds to import, so its auto classes learn of ours only once it is imported
 after_import("transformers.models.auto.configuration_auto", _register_config)
 after_import("transformers.models.auto.modeling_auto", _register_model)
+# these may be what imports transformers, and then they are not whole yet when it is
 after_import(CAUSAL, _register_causal)
+after_import(BASELINE, _register_baseline)

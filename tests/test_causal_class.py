@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import case_of
 from test_huggingface_use import QUERIES, causal
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -60,3 +61,11 @@ def test_generate_of_transformers_stops_at_strings(query: str) -> None:
     made = model.generate(tokens, stop_strings=[stop], tokenizer=tokenizer, **options)
     end = 1 + next(k for k in range(3, 9) if free[k] == free[4])
     assert made[0].tolist() == free[:end]
+
+
+def test_the_carried_generate_names_what_it_does_not_take(unchecked: None) -> None:
+    model, tokens = case_of("random", 7, 6).model, torch.tensor([[1, 2, 3]])
+    for name, value in (("num_beams", 4), ("max_length", 9), ("repetition_penalty", 2.0)):
+        with pytest.raises(ArmdError, match=f"takes no {name}"):
+            model.generate(tokens, max_new_tokens=2, **{name: value})
+    assert model.generate(tokens, max_new_tokens=2, num_beams=None).shape == (1, 5)

@@ -93,6 +93,8 @@ def test_auto_classes_know_armd_in_both_import_orders(imports: str, tmp_path: Pa
         assert type(fresh) is armd.ArmdLM
         causal = transformers.AutoModelForCausalLM.from_pretrained("model")
         assert type(causal).__module__ == "armd.model.causal_armd", type(causal)
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        assert CONFIG_MAPPING["armd-baseline"].__name__ == "BaselineConfig"
         print("known")
     """
     assert "known" in run_alone(script, tmp_path, path=str(ROOT))

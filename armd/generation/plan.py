@@ -181,6 +181,11 @@ def from_blanks(
     texts = list(zip(tokens.tolist(), known.tolist(), strict=True))
     if order is None:
         return [completing(*text, *strided(text[1].count(False), streams)) for text in texts]
+    if not isinstance(order, Order):
+        raise ArmdError(
+            f"order is an armd.Order, not {type(order).__name__}; a name and a length make one: "
+            "armd.order.named('random', 64)"
+        )
     if streams != 1:
         raise ArmdError("an order says its own blocks; give either order or streams")
     if (length := tokens.shape[1]) != len(order):

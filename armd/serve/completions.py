@@ -8,7 +8,14 @@ from fastapi.responses import Response
 
 from ..generation.outputs import TokenOutput
 from ..model.order import left_to_right
-from .completion_state import ChoiceState, CompletionState, Form, completion_of, new_tokens, prompts_of
+from .completion_state import (
+    ChoiceState,
+    CompletionState,
+    Form,
+    completion_of,
+    new_tokens,
+    prompts_of,
+)
 from .detokenizer import MOST_PENDING, IncrementalText
 from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
@@ -45,9 +52,7 @@ def read_whole(text: IncrementalText, tokens: Sequence[TokenOutput]) -> None:
 
 def begin(service: Service, state: CompletionState) -> OutputStream:
     options = {"eos": state.eos, "top_logprobs": state.asked.logprobs or 0}
-    return service.write(
-        state.plans, state.asked, prompts=state.shared, seed=state.seed, **options
-    )
+    return service.write(state.plans, state.asked, prompts=state.shared, seed=state.seed, **options)
 
 
 def grow(
