@@ -113,8 +113,8 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As transformers does, or, where there is no cache, the whole text each time. It would also
-        pass on the tokenizers, which only stop strings and drafts need."""
+        """As transformers does, or, where there is no cache, the whole text each time. Its
+        tokenizers are for stop strings and drafts, not for forward."""
         if not self.cached:
             position_ids = kwargs.get("position_ids")
             whole = {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -76,6 +76,6 @@ def check_positions(
             if bool((given == own[:, before:])[real[:, before:]].all()):
                 return
     raise ArmdError(
-        "an armd model takes no position_ids but 0, 1, 2, ... in each row; leave them out, and give "
-        "texts that do not see each other in rows of their own"
+        "an armd model takes no position_ids but 0, 1, 2, ... in each row; leave them out, and "
+        "give texts that do not see each other in rows of their own"
     )
