@@ -36,6 +36,7 @@ _WHERE = {
     "stream": "generation.api",
 }
 __all__ = [*_WHERE, "order"]
+CAUSAL, BASELINE = f"{__name__}.model.causal_armd", f"{__name__}.baselines.configuration"
 
 
 def __getattr__(name: str) -> Any:
@@ -60,19 +61,39 @@ def _register_config() -> None:
     from .model.configuration_armd import ArmdConfig
 
     AutoConfig.register("armd", ArmdConfig, exist_ok=True)
+    importlib.import_module(BASELINE)
+
+
+def _register_baseline() -> None:
+    from transformers import AutoConfig
+
+    from .baselines.configuration import BaselineConfig
+
+    AutoConfig.register("armd-baseline", BaselineConfig, exist_ok=True)
 
 
 def _register_model() -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+    from transformers import AutoModelForMaskedLM
 
-    from .model.causal_armd import ArmdForCausalLM
     from .model.configuration_armd import ArmdConfig
     from .model.modeling_armd import ArmdLM
 
     AutoModelForMaskedLM.register(ArmdConfig, ArmdLM, exist_ok=True)
+    importlib.import_module(CAUSAL)
+
+
+def _register_causal() -> None:
+    from transformers import AutoModelForCausalLM
+
+    from .model.causal_armd import ArmdForCausalLM
+    from .model.configuration_armd import ArmdConfig
+
     AutoModelForCausalLM.register(ArmdConfig, ArmdForCausalLM, exist_ok=True)
 
 
 # transformers takes seconds to import, so its auto classes learn of ours only once it is imported
 after_import("transformers.models.auto.configuration_auto", _register_config)
 after_import("transformers.models.auto.modeling_auto", _register_model)
+# these may be what imports transformers, and then they are not whole yet when it is
+after_import(CAUSAL, _register_causal)
+after_import(BASELINE, _register_baseline)

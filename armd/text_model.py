@@ -182,7 +182,7 @@ def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> Tex
 
     model = in_memory(load_model(path, device=device))
     if not isinstance(model, ArmdLM):
-        raise ArmdError(f"{path} is a diffusion model; use armd generate {path}")
+        raise ArmdError(f"{path} is a baseline that writes whole texts; use armd generate {path}")
     tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
     made = TextModel(model_folder(path), model, tokenizer, weights)
     _ = made.fast  # packed now: the first text need not wait, nor fail

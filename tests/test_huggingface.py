@@ -72,8 +72,12 @@ def run_alone(script: str, tmp_path: Path, *, path: str = "") -> str:
 
 @pytest.mark.parametrize(
     "imports",
-    ["import armd\nimport transformers", "import transformers\nimport armd"],
-    ids=["armd first", "transformers first"],
+    [
+        "import armd\nimport transformers",
+        "import transformers\nimport armd",
+        "import armd.model.causal_armd\nimport transformers",
+    ],
+    ids=["armd first", "transformers first", "the causal class first"],
 )
 def test_auto_classes_know_armd_in_both_import_orders(imports: str, tmp_path: Path) -> None:
     model = case_of("random", 5, 1).model
@@ -89,6 +93,8 @@ def test_auto_classes_know_armd_in_both_import_orders(imports: str, tmp_path: Pa
         assert type(fresh) is armd.ArmdLM
         causal = transformers.AutoModelForCausalLM.from_pretrained("model")
         assert type(causal).__module__ == "armd.model.causal_armd", type(causal)
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        assert CONFIG_MAPPING["armd-baseline"].__name__ == "BaselineConfig"
         print("known")
     """
     assert "known" in run_alone(script, tmp_path, path=str(ROOT))

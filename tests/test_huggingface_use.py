@@ -154,6 +154,9 @@ def test_the_causal_class_with_a_cache_is_the_same_model(query: str) -> None:
         made = model.generate(ids, attention_mask=mask, **options, **more)
         slow = model.generate(ids, attention_mask=mask, use_cache=False, **options, **more)
         assert torch.equal(cast(torch.Tensor, made), cast(torch.Tensor, slow))
+        place = mask.cumsum(1) - 1
+        said = model.generate(ids, attention_mask=mask, position_ids=place, **options, **more)
+        assert torch.equal(cast(torch.Tensor, made), cast(torch.Tensor, said))
     drafted = model.generate(ids[:1], assistant_model=causal(query, seed=7), **options)
     assert torch.equal(cast(Any, drafted), cast(Any, model.generate(ids[:1], **options)))
     with pytest.raises(ArmdError, match="cache_implementation"):

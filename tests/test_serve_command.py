@@ -125,12 +125,24 @@ def test_another_address_is_warned_about(capsys: pytest.CaptureFixture[str]) -> 
 
     from armd.serve.command import say
 
-    service = SimpleNamespace(name="poet", limits=SimpleNamespace(slots=8))
+    service = SimpleNamespace(name="poet", limits=SimpleNamespace(slots=8), model=None)
     for bound in ("127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"):
         say(Serving("x", host="mine"), service, 8000, bound)
         assert capsys.readouterr().err == ""
     say(Serving("x", host="0.0.0.0"), service, 8000, "0.0.0.0")
     assert "other machines" in capsys.readouterr().err
+
+
+def test_the_weights_of_a_quantized_folder_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from types import SimpleNamespace
+
+    from armd.native.packed import pack
+    from armd.serve.command import say
+
+    for packed, word in ((pack(tiny_armd(), "q8"), "q8"), (pack(tiny_armd()), "fp32")):
+        service = SimpleNamespace(name="poet", limits=SimpleNamespace(slots=8), model=packed)
+        say(Serving("x"), service, 8000, "127.0.0.1")
+        assert f"8 slots, {word} weights" in capsys.readouterr().out
 
 
 def test_a_run_is_called_by_its_own_name(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_told_server_finishes_what_it_has_and_takes_nothing_new() -> None:
         server.server.handle_exit(signal.SIGTERM, None)
         rest = answer.read()
         assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
-        last = json.loads(rest.split(b"\n\n")[-3][6:])
+        last = json.loads((first + rest).split(b"\n\n")[-3][6:])
         assert last["choices"][0]["finish_reason"] and "cut" not in last["choices"][0]
         line.close()
 

@@ -244,6 +244,12 @@ def test_a_score_takes_an_order_of_ones_own(loaded, unchecked) -> None:
             loaded.score("an order", order=order, **options)
 
 
+def test_a_name_is_no_order_to_write_in(loaded, unchecked) -> None:
+    for length in (5, 6):
+        with pytest.raises(ArmdError, match=r"not str; .*armd\.order\.named"):
+            loaded.write("a", length=length, order="random")
+
+
 def test_a_copy_writes_the_same_and_learns_alone(loaded) -> None:
     copied, text = deepcopy(loaded), loaded.write("Once", seed=1, length=24)
     assert copied.write("Once", seed=1, length=24) == text

@@ -20,7 +20,7 @@ from ..model.modeling_armd import ArmdLM
 from ..model.neighbor import needs_extra_row
 from ..model.order import Order
 from ..model.shapes import Bool, Int, Tensor
-from ..runtime.token_rows import token_rows
+from ..runtime.token_rows import an_order, token_rows
 
 
 class PrefillLimits(NamedTuple):
@@ -183,7 +183,7 @@ def from_blanks(
         return [completing(*text, *strided(text[1].count(False), streams)) for text in texts]
     if streams != 1:
         raise ArmdError("an order says its own blocks; give either order or streams")
-    if (length := tokens.shape[1]) != len(order):
+    if (length := tokens.shape[1]) != len(an_order(order)):
         raise ArmdError(f"the order is for {len(order)} tokens, the sequences have {length}")
     whole = order.rows(len(texts))
     sides = (side.expand(tokens.shape).tolist() for side in (whole.position, whole.block))

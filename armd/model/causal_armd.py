@@ -12,7 +12,7 @@ from .head import IGNORE
 from .layers import Layer, attention, rope_cos_sin
 from .modeling_armd import ArmdLM
 from .order import left_to_right
-from .padding import checked
+from .padding import check_positions, checked
 from .shapes import Float, Int, Tensor
 from .strict_model import refuse_unknown
 
@@ -39,7 +39,8 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
         """With labels (as input_ids, -100 is not scored) the mean loss of all tokens but the first,
         as of any causal model. With a cache, input_ids are the tokens after those in it, and
         attention_mask is of all; padding is not scored."""
-        refuse_unknown({name: value for name, value in other.items() if name != "position_ids"})
+        position_ids = other.pop("position_ids", None)
+        refuse_unknown(other)
         past = past_key_values
         if past is None and use_cache:
             past = DynamicCache()
@@ -49,11 +50,14 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
             raise ArmdError(
                 f"the token after {n} passes max_length {self.config.max_length}; cut the text"
             )
+        if position_ids is not None:
+            check_positions(position_ids, input_ids, before, attention_mask)
         if past is not None:
             rows = self._continued(input_ids, attention_mask, past)
         else:
-            if attention_mask is not None:  # the row after the last real token is real, too
-                real = attention_mask != 0
+            if attention_mask is not None:
+                real = checked(attention_mask, input_ids)
+                # the row after the last real token is real, too
                 attention_mask = (F.pad(real, (0, 1)) | F.pad(real, (1, 0))).long()
                 if labels is not None:  # neither padding nor the first token of a text is scored
                     scored = real & F.pad(real, (1, 0))[:, :-1]
@@ -109,9 +113,14 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As transformers does, or, where there is no cache, the whole text each time."""
+        """As transformers does, or, where there is no cache, the whole text each time. Its
+        tokenizers are for stop strings and drafts, not for forward."""
         if not self.cached:
-            return {"input_ids": input_ids, "attention_mask": attention_mask, "logits_to_keep": 1}
+            position_ids = kwargs.get("position_ids")
+            whole = {"input_ids": input_ids, "attention_mask": attention_mask}
+            return whole | {"position_ids": position_ids, "logits_to_keep": 1}
+        for name in ("tokenizer", "assistant_tokenizer"):
+            kwargs.pop(name, None)
         kwargs["attention_mask"] = attention_mask
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore
 

@@ -60,3 +60,22 @@ def checked(mask: Tensor, tokens: Tensor) -> Tensor:
             "right (which tokens see which is said by order=)"
         )
     return real
+
+
+def check_positions(
+    position_ids: Tensor, tokens: Int[Tensor, "b n"], before: int, mask: Tensor | None
+) -> None:
+    """Raise for positions other than those that the tokens have anyway, behind `before` others:
+    counted from 0, with or without the padding. What is said of padding is ignored."""
+    batch, n = tokens.shape
+    place = torch.arange(before + n, device=tokens.device).expand(batch, -1)
+    real = torch.ones_like(place) > 0 if mask is None else checked(mask, place)
+    given = position_ids.to(tokens.device)
+    if given.dim() == 2 and given.shape[1] == n and len(given) in (1, batch):
+        for own in (place, real.long().cumsum(1) - 1):
+            if bool((given == own[:, before:])[real[:, before:]].all()):
+                return
+    raise ArmdError(
+        "an armd model takes no position_ids but 0, 1, 2, ... in each row; leave them out, and "
+        "give texts that do not see each other in rows of their own"
+    )

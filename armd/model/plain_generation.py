@@ -32,7 +32,14 @@ class Sampler:
         top_k: int | None = None,
         top_p: float | None = None,
         generator: torch.Generator | None = None,
+        **other: Any,
     ) -> None:
+        if wrong := [name for name, value in other.items() if value is not None]:
+            raise ArmdError(
+                f"this generate takes no {', '.join(sorted(wrong))}; it takes max_new_tokens, "
+                "streams, do_sample, temperature, top_k, top_p and generator "
+                "(AutoModelForCausalLM has transformers' own)"
+            )
         if temperature <= 0:
             raise ArmdError(
                 "temperature must be above 0; leave out do_sample to take the likeliest"

@@ -1,4 +1,4 @@
-"""Are these the token ids of texts? They are looked at before anything is made of them."""
+"""Are these the token ids of texts, is this an order? Asked before anything is made of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from ..errors import ArmdError
 
 if TYPE_CHECKING:
     import torch
+
+    from ..model.order import Order
 
 
 def token_rows(prompt: torch.Tensor | Sequence[Sequence[int]] | None) -> list[list[int]]:
@@ -38,3 +40,15 @@ def end_token(eos: Any) -> int | None:
         return operator.index(eos)
     except TypeError:
         raise ArmdError(f"eos is one token id, not {eos!r}; give a whole number, or None") from None
+
+
+def an_order(order: Any) -> Order:
+    """The order; raises for what is none, such as the name of one."""
+    from ..model.order import Order
+
+    if not isinstance(order, Order):
+        raise ArmdError(
+            f"order is an armd.Order, not {type(order).__name__}; a name and a length make one: "
+            "armd.order.named('random', 64)"
+        )
+    return order

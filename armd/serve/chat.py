@@ -29,8 +29,10 @@ async def as_completion(service: Service, asked: ChatRequest) -> CompletionReque
             "/v1/completions continues a text",
             code="no_chat_template",
         )
-    text = await service.chat.text([message.plain for message in asked.messages])
-    prompt = await encoding(len(text), lambda: service.tokenizer.encode(text, "messages"))
+    service.takes(asked.n or 1)
+    with service.room(asked.n or 1):
+        text = await service.chat.text([message.plain for message in asked.messages])
+        prompt = await encoding(len(text), lambda: service.tokenizer.encode(text, "messages"))
     wanted = {name: getattr(asked, name) for name in SAME}
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     return CompletionRequest.model_construct(

@@ -183,8 +183,8 @@ def load(job: Serving) -> Service:
     model = load_model(job.model, device=job.device)
     if not isinstance(model, ArmdLM):
         raise ArmdError(
-            f"{job.model} is a diffusion baseline, which writes whole texts; serve a run of our "
-            "model, or use armd generate"
+            f"{job.model} is a baseline that writes whole texts; serve a run of our model, or use "
+            "armd generate"
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
     bounds = (job.slots, job.queue, job.max_body, job.timeout, job.threads, job.step_tokens)
@@ -272,8 +272,9 @@ def say(job: Serving, service: Service, port: int, bound: str) -> None:
         with contextlib.suppress(OSError):  # a log on a full disk
             print(f"{said} connect and use it", file=sys.stderr)
     host = f"[{job.host}]" if ":" in job.host else job.host
+    weights = getattr(service.model, "weights", job.weights)  # a quantized folder has its own
     ready = f"{service.name} is ready at http://{host}:{port}"
     try:
-        print(f"{ready} ({service.limits.slots} slots, {job.weights} weights)", flush=True)
+        print(f"{ready} ({service.limits.slots} slots, {weights} weights)", flush=True)
     except OSError:  # a full disk, or a reader that has left: clients need neither
         to_nowhere(1)

@@ -3,12 +3,13 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..generation.outputs import TokenOutput
 from ..generation.plan import DecodePlan
 from .detokenizer import IncrementalText
 from .errors import Refusal
+from .prefill import SharedPrompt, shared_prompts
 from .schema import CompletionRequest, Json
 from .service import Service, any_seed
 
@@ -59,6 +60,8 @@ class CompletionState:
     eos: int | None
     texts: list[ChoiceState]
     plans: list[DecodePlan]
+    shared: Sequence[SharedPrompt | None] = ()
+    """For each plan the prompt that it shares with others."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -77,10 +80,6 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
     if (asked.best_of or 1) > (asked.n or 1):
         raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
     tokenizer, count, prompts = service.tokenizer, asked.n or 1, prompts_of(asked)
-    most = service.limits.slots + service.limits.queue
-    if len(prompts) * count > most:
-        reason = f"{len(prompts) * count} texts in one request pass the server's slots and queue of"
-        raise Refusal(400, f"{reason} {most}; ask for fewer", param="n")
     suffix = tokenizer.encode_suffix(asked.suffix or "", "suffix")
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     stops = tuple(filter(None, stops))
@@ -106,14 +105,14 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
             new = IncrementalText(tokenizer, len(ids), stops, after)
             text = ChoiceState(index, ids, new, len(shown), echo)
             if blanks:
-                whole = [*ids, *[0] * blanks, *suffix]
                 if plan is None or asked.order == "random":
+                    whole = [*ids, *[0] * blanks, *suffix]
                     plan = service.plan(whole, known, limited, (state.seed, index))
                 state.plans.append(plan)
             else:
                 text.finish = "length"
             state.texts.append(text)
-    return state
+    return replace(state, shared=shared_prompts(state.plans))
 
 
 def new_tokens(asked: CompletionRequest) -> int:

@@ -8,7 +8,14 @@ from fastapi.responses import Response
 
 from ..generation.outputs import TokenOutput
 from ..model.order import left_to_right
-from .completion_state import ChoiceState, CompletionState, Form, completion_of, prompts_of
+from .completion_state import (
+    ChoiceState,
+    CompletionState,
+    Form,
+    completion_of,
+    new_tokens,
+    prompts_of,
+)
 from .detokenizer import MOST_PENDING, IncrementalText
 from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
@@ -22,7 +29,9 @@ async def read_prompts(service: Service, state: CompletionState) -> None:
     """Fill in what is echoed; with log-probabilities, those of the prompt's own tokens, left to
     right, in one pass."""
     scored: dict[tuple[int, ...], list[TokenOutput]] = {}
-    for text in state.texts[:: state.asked.n or 1]:  # those of one prompt have one echo
+    texts = state.texts[:: state.asked.n or 1]  # those of one prompt have one echo
+    size = sum(len(text.prompt) for text in texts)
+    for text in texts:
         ids, key, echo = text.prompt, tuple(text.prompt), text.echo
         if echo is None:
             return
@@ -33,7 +42,7 @@ async def read_prompts(service: Service, state: CompletionState) -> None:
                 scores = await service.score(ids, order, top_logprobs=count)
                 logp, top = scores.logp, scores.top
             scored[key] = list(map(TokenOutput, range(len(ids)), ids, logp, top))
-        await aside(len(ids) * MOST_PENDING, partial(read_whole, echo, scored[key]))
+        await aside(size * MOST_PENDING, partial(read_whole, echo, scored[key]))
 
 
 def read_whole(text: IncrementalText, tokens: Sequence[TokenOutput]) -> None:
@@ -43,7 +52,7 @@ def read_whole(text: IncrementalText, tokens: Sequence[TokenOutput]) -> None:
 
 def begin(service: Service, state: CompletionState) -> OutputStream:
     options = {"eos": state.eos, "top_logprobs": state.asked.logprobs or 0}
-    return service.write(state.plans, state.asked, seed=state.seed, **options)
+    return service.write(state.plans, state.asked, prompts=state.shared, seed=state.seed, **options)
 
 
 def grow(
@@ -155,14 +164,15 @@ async def streamed(
     """A chunk whenever more of a text can be read, and one that says why it ended."""
 
     async def chunks(
-        new: Sequence[tuple[ChoiceState, str, Sequence[TokenOutput]]],
+        new: Sequence[tuple[ChoiceState, str, Sequence[TokenOutput]]], size: int | None = None
     ) -> list[Json | bytes | str]:
         def chunk(text: ChoiceState, shown: str, tokens: Sequence[TokenOutput]) -> bytes:
             choice = state.form.delta(service, state, text, shown, tokens)
             return dumped(envelope(service, state, [choice], whole=False, usage=False))
 
-        size = state.entries(sum(len(tokens) for _, _, tokens in new))
-        return await aside(size, lambda: [chunk(*one) for one in new])
+        if size is None:
+            size = sum(len(tokens) for _, _, tokens in new)
+        return await aside(state.entries(size), lambda: [chunk(*one) for one in new])
 
     async def new_parts(grown: dict[int, ChoiceState]) -> list[Json | bytes | str]:
         new = [
@@ -176,10 +186,12 @@ async def streamed(
         return await chunks(shown)
 
     await read_prompts(service, state)
+    echoed = sum(len(text.echo.read) for text in state.texts if text.echo)
     for text in state.texts:
         if state.form.opens or text.echo or text.finish:
             echo = text.echo
-            yield await chunks([(text, echo.text, echo.read) if echo else (text, "", ())])
+            opening = (text, echo.text, echo.read) if echo else (text, "", ())
+            yield await chunks([opening], echoed)
     while not state.finished:
         grown: dict[int, ChoiceState] = {}  # tokens that came together go out together
         for index, event in await outputs.next_events():
@@ -197,8 +209,13 @@ async def streamed(
 async def answer(
     service: Service, asked: CompletionRequest, request: Request, form: Form = TEXTS
 ) -> Response:
-    texts = (text for text in (*prompts_of(asked), asked.suffix) if isinstance(text, str))
-    state = await encoding(sum(map(len, texts)), lambda: completion_of(service, asked, form))
+    prompts, longest, new = prompts_of(asked), service.tokenizer.max_length, new_tokens(asked)
+    count = len(prompts) * (asked.n or 1)
+    service.takes(count)
+    characters = sum(len(text) for text in (*prompts, asked.suffix) if isinstance(text, str))
+    places = count * min(longest, max(map(len, prompts)) + new)
+    with service.room(count if new else 0):
+        state = await encoding(characters, lambda: completion_of(service, asked, form), places)
     if not asked.stream:
         found = await unless_gone(request, whole(service, state))
         return Response(found, media_type="application/json")

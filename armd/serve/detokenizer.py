@@ -43,6 +43,11 @@ class ServerTokenizer:
         if len(text) > self.max_length * self.longest:
             raise Refusal(400, self.too_long("far more"), param=param, code="too_long")
 
+    def check_count(self, tokens: int) -> None:
+        """Refuse more tokens than the model takes."""
+        if tokens > self.max_length:
+            raise Refusal(400, self.too_long(tokens), code="context_length_exceeded")
+
     def encode_suffix(self, text: str, param: str) -> list[int]:
         """The tokens of a text that stands behind another."""
         return list(behind_text(lambda part: self.encode(part, param))(text)) if text else []

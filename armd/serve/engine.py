@@ -82,7 +82,7 @@ class Engine:
         """All of them, or none: raises QueueFull where the queue has no room, ShuttingDown at the
         end. With `later`, an engine at rest is woken by what is handed to it."""
         with self.wake:
-            self._check(len(requests))
+            self.check(len(requests))
             now, one = time.monotonic(), object()
             scheduled = [ScheduledRequest(request, now, one) for request in requests]
             self.waiting.extend(scheduled)
@@ -97,7 +97,7 @@ class Engine:
         """Call `work` between two passes, where it has the model for itself."""
         future: Future[Any] = Future()
         with self.wake:
-            self._check(1)
+            self.check(1)
             self.exclusive.append((work, future))
             self.wake.notify()
         return future
@@ -105,7 +105,7 @@ class Engine:
     def score(self, job: ScoreJob) -> "Future[TokenScores]":
         """Have a text scored, together with others that wait."""
         with self.wake:
-            self._check(1)
+            self.check(1)
             self.scores.waiting.append(job)
             self.wake.notify()
         return job.future
@@ -130,7 +130,7 @@ class Engine:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
-    def _check(self, count: int) -> None:
+    def check(self, count: int) -> None:
         if self.stopping:
             raise ShuttingDown("the server is shutting down")
         ahead = len(self.waiting) + len(self.exclusive) + len(self.scores.waiting)

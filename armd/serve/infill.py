@@ -57,7 +57,7 @@ def state_of(service: Service, asked: InfillRequest) -> InfillState:
         given = service.tokenizer.encode(asked.prompt or "", "prompt")
         most, eos = service.tokenizer.max_length, service.tokenizer.eos
         blanks = asked.max_tokens or max(1, min(64, most - len(given)))
-        _fits(service, len(given) + blanks)
+        service.tokenizer.check_count(len(given) + blanks)
         tokens, known = given + [0] * blanks, [True] * len(given) + [False] * blanks
     plan = service.plan(tokens, known, asked, (seed, 0))
     shown = [t if k else None for t, k in zip(tokens, known, strict=True)]
@@ -68,14 +68,9 @@ def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[i
     service.tokenizer.check_length(text, "text")
     lengths = asked.blank_length if isinstance(asked.blank_length, list) else [asked.blank_length]
     blanks = len(parts(text, asked.blank)) - 1
-    _fits(service, sum(lengths) * (blanks if len(lengths) == 1 else 1))
+    service.tokenizer.check_count(sum(lengths) * (blanks if len(lengths) == 1 else 1))
     options = {"lengths": lengths, "mark": asked.blank}
     return fill_in(text, lambda part: service.tokenizer.encode(part, "text"), **options)
-
-
-def _fits(service: Service, tokens: int) -> None:
-    if tokens > service.tokenizer.max_length:
-        raise Refusal(400, service.tokenizer.too_long(tokens), code="context_length_exceeded")
 
 
 def start_event(service: Service, state: InfillState) -> Json:
@@ -164,11 +159,11 @@ async def whole(service: Service, state: InfillState, outputs: OutputStream) -> 
 
 
 async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
-    size = len(asked.text or asked.prompt or "")
-    state = await encoding(size, lambda: state_of(service, asked))
-    outputs = service.write(
-        [state.plan], asked, seed=state.seed, eos=state.eos, top_logprobs=asked.rivals
-    )
+    size, longest = len(asked.text or asked.prompt or ""), service.tokenizer.max_length
+    with service.room(1):
+        state = await encoding(size, lambda: state_of(service, asked), places=longest)
+    options = {"seed": state.seed, "eos": state.eos, "top_logprobs": asked.rivals}
+    outputs = service.write([state.plan], asked, prompts=[None], **options)
     if asked.stream:
         return EventStream(request, streamed(service, state, outputs), outputs.cancel)
     return JSONResponse(await unless_gone(request, whole(service, state, outputs)))

@@ -50,7 +50,9 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
     ids = asked.tokens
     if ids is None:
         text = asked.text or ""
-        ids = await encoding(len(text), lambda: service.tokenizer.encode(text, "text"))
+        with service.room(1):
+            ids = await encoding(len(text), lambda: service.tokenizer.encode(text, "text"))
+    service.tokenizer.check_count(len(ids))
     if not ids:
         raise Refusal(400, "there is nothing to score; send at least one token")
     order = order_of(asked, len(ids))
@@ -96,7 +98,11 @@ def routes(service: Service) -> APIRouter:
         """A text's tokens."""
         tokenizer = service.tokenizer
         encode = tokenizer.encode_suffix if asked.continues else tokenizer.encode
-        ids = await encoding(len(asked.text), lambda: encode(asked.text, "text"))
-        return {"tokens": ids, "pieces": [service.tokenizer.piece(token) for token in ids]}
+
+        def tokens() -> Json:
+            ids = encode(asked.text, "text")
+            return {"tokens": ids, "pieces": [tokenizer.piece(token) for token in ids]}
+
+        return await encoding(len(asked.text), tokens)
 
     return router

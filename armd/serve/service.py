@@ -3,7 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from .detokenizer import ServerTokenizer
 from .engine import Engine
 from .errors import Gone, Refusal
 from .events import Callback, Event
-from .prefill import shared_prompts
+from .prefill import SharedPrompt
 from .requests import GenerationRequest, ScheduledRequest
 from .schema import Choosing
 from .score_batches import ScoreJob, TokenScores
@@ -32,8 +33,8 @@ from .templates import TemplateQueue
 
 Answer = TypeVar("Answer")
 INLINE = 4096
-"""Characters of a request, or entries of an answer, that are worked on at once; more are, in a
-thread, while others go on."""
+"""Places of a plan, or entries of an answer, that are worked on at once; more are, in a thread,
+while others go on."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Service:
         self.tokenizer = ServerTokenizer(tokenizer, model.config.max_length)
         self.created = int(time.time())
         self.parameters = parameters  # of the model as it was before its weights were packed
+        self.coming = 0  # sequences that requests are being worked out for
         self.loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(
             model,
@@ -96,12 +98,30 @@ class Service:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(_call, outbox)
 
+    def takes(self, count: int) -> None:
+        """Raise if so many texts never fit into one request."""
+        most = self.limits.slots + self.limits.queue
+        if count > most:
+            reason = f"{count} texts in one request pass the server's slots and queue of {most}"
+            raise Refusal(400, f"{reason}; ask for fewer", param="n")
+
+    @contextmanager
+    def room(self, count: int) -> Iterator[None]:
+        """Inside, a request for so many sequences is worked out. Raises where the queue has no room
+        for them and for those that other requests are being worked out for: nothing is done for
+        nobody, and all that is done at a time is bounded by the queue."""
+        self.engine.check(count + self.coming)
+        self.coming += count
+        try:
+            yield
+        finally:
+            self.coming -= count
+
     def plan(
         self, tokens: Sequence[int], known: Sequence[bool], asked: Choosing, words: tuple[Any, ...]
     ) -> DecodePlan:
         """How the model will generate it; `words` seed a random order."""
-        if len(tokens) > self.model.config.max_length:
-            raise Refusal(400, self.tokenizer.too_long(len(tokens)), code="context_length_exceeded")
+        self.tokenizer.check_count(len(tokens))
         blanks = len(known) - sum(known)
         if not blanks:
             raise ArmdError("nothing is blank; leave room for tokens to be written")
@@ -127,15 +147,16 @@ class Service:
         plans: Sequence[DecodePlan],
         asked: Choosing,
         *,
+        prompts: Sequence[SharedPrompt | None],
         seed: int,
         eos: int | None,
         top_logprobs: int = 0,
     ) -> "OutputStream":
         """Have sequences generated, the i-th from the i-th generator of the seed, as armd.generate
-        does with rows."""
+        does with rows. `prompts`: which of them are given the same."""
         outputs = OutputStream(self.engine)
         generators = generators_per_row(torch.Generator().manual_seed(seed), len(plans))
-        of_each = zip(plans, generators, shared_prompts(plans), strict=True)
+        of_each = zip(plans, generators, prompts, strict=True)
         requests = [
             GenerationRequest(
                 plan,
@@ -157,8 +178,7 @@ class Service:
 
     async def score(self, tokens: list[int], order: Order, *, top_logprobs: int = 0) -> TokenScores:
         """log p of each token of a text, between two passes of the texts being generated."""
-        if len(tokens) > self.tokenizer.max_length:
-            raise Refusal(400, self.tokenizer.too_long(len(tokens)), code="context_length_exceeded")
+        self.tokenizer.check_count(len(tokens))
         vocabulary = self.model.config.vocab_size
         if max(tokens) >= vocabulary:
             reason = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
@@ -241,10 +261,11 @@ async def aside(size: int, work: Callable[[], Answer]) -> Answer:
     return await asyncio.to_thread(work) if size > INLINE else work()
 
 
-async def encoding(size: int, work: Callable[[], Answer]) -> Answer:
-    """Work that encodes so many characters. A tokenizer is somebody else's: its patterns may take
-    minutes for a short text, so that none of it is done on the event loop."""
-    return await asyncio.to_thread(work) if size else work()
+async def encoding(size: int, work: Callable[[], Answer], places: int = 0) -> Answer:
+    """Work that encodes so many characters, and plans so many places. A tokenizer is somebody
+    else's: its patterns may take minutes for a short text, so that none of it is done on the event
+    loop."""
+    return await asyncio.to_thread(work) if size else await aside(places, work)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:

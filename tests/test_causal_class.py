@@ -1,0 +1,71 @@
+"""AutoModelForCausalLM takes what it heeds and refuses the rest; generate of transformers passes it
+more than forward takes."""
+
+from typing import Any
+
+import pytest
+import torch
+from small import case_of
+from test_huggingface_use import QUERIES, causal
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+from armd.errors import ArmdError
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_causal_class_refuses_holes_and_positions_of_other_texts(query: str) -> None:
+    model, tokens = causal(query), torch.tensor([[1, 2, 3, 4, 5, 6]] * 2)
+    for hole in ([1, 1, 0, 1, 1, 1], [1, 0, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0], [1, 0, 0, 1, 1, 1]):
+        mask = torch.tensor([[1] * 6, hole])
+        with pytest.raises(ArmdError, match="both sides or between"):
+            model(tokens, attention_mask=mask, labels=tokens)
+        with pytest.raises(ArmdError, match="both sides or between"):
+            model.generate(tokens, attention_mask=mask, use_cache=False, max_new_tokens=2)
+    left = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    place = torch.arange(6)[None]
+    for mask, good in (
+        (None, place),
+        (left, place),
+        (left, torch.tensor([[9, 9, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])),
+    ):
+        same = model(tokens, attention_mask=mask, position_ids=good).logits
+        assert torch.equal(same, model(tokens, attention_mask=mask).logits)
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    for mask in (None, left):
+        for wrong in (packed, packed.expand(2, -1), place + 1, place[:, :1], place[0], place[None]):
+            with pytest.raises(ArmdError, match="position_ids"):
+                model(tokens, attention_mask=mask, position_ids=wrong)
+    with pytest.raises(ArmdError, match="position_ids"):
+        model.generate(tokens, position_ids=packed, max_new_tokens=2)
+
+
+def letters(size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are the letters from a on."""
+    words = {chr(ord("a") + i): i for i in range(size)}
+    backend = Tokenizer(WordLevel(words, unk_token="a"))
+    backend.pre_tokenizer, backend.decoder = Split("", "isolated"), Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_generate_of_transformers_stops_at_strings(query: str) -> None:
+    model, tokens = causal(query), torch.tensor([[1, 2, 3]])
+    options: Any = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    free = model.generate(tokens, **options)[0].tolist()
+    stop = chr(ord("a") + free[4])
+    tokenizer = letters(model.config.vocab_size)
+    made = model.generate(tokens, stop_strings=[stop], tokenizer=tokenizer, **options)
+    end = 1 + next(k for k in range(3, 9) if free[k] == free[4])
+    assert made[0].tolist() == free[:end]
+
+
+def test_the_carried_generate_names_what_it_does_not_take(unchecked: None) -> None:
+    model, tokens = case_of("random", 7, 6).model, torch.tensor([[1, 2, 3]])
+    for name, value in (("num_beams", 4), ("max_length", 9), ("repetition_penalty", 2.0)):
+        with pytest.raises(ArmdError, match=f"takes no {name}"):
+            model.generate(tokens, max_new_tokens=2, **{name: value})
+    assert model.generate(tokens, max_new_tokens=2, num_beams=None).shape == (1, 5)

@@ -1,0 +1,123 @@
+"""What grows with a request is worked out beside the event loop, and only if there is room for it:
+meanwhile the server answers everybody else."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from patience import PATIENCE
+from serving import chat_template, running, writer
+
+from armd.serve import completions
+from armd.serve.service import Service
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(writer(max_length=256), slots=2, queue=62, chat=chat_template()) as made:
+        yield made
+        made.at_rest()
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> set[str]:
+    """The names of the threads that call it."""
+    real, names = getattr(owner, name), set()
+
+    def spied(*given, **options):
+        names.add(threading.current_thread().name)
+        return real(*given, **options)
+
+    monkeypatch.setattr(owner, name, spied)
+    return names
+
+
+def loop_thread(server) -> str:
+    asked: list[str] = []
+    there = threading.Event()
+    ask = lambda: (asked.append(threading.current_thread().name), there.set())  # noqa: E731
+    server.service.loop.call_soon_threadsafe(ask)
+    assert there.wait(PATIENCE)
+    return asked[0]
+
+
+MANY = {
+    "texts in a random order": {"prompt": [7] * 20, "n": 64, "max_tokens": 50, "order": "random"},
+    "prompts of tokens": {"prompt": [[i] * 100 for i in range(64)], "max_tokens": 1},
+    "nothing given": {"prompt": "", "n": 64, "max_tokens": 100, "order": "random"},
+    "chats": {"messages": [{"role": "user", "content": "a"}], "n": 64, "order": "random"},
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_plans_of_many_texts_hold_up_nobody_and_are_made_only_where_there_is_room(
+    server, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = MANY[kind] | {"stop": [chr(i) for i in range(16)], "stream": True}
+    path = server.url + ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+    real, begun, free, asked = Service.plan, threading.Event(), threading.Event(), []
+
+    def waiting(service, tokens, *given):
+        asked.append(len(tokens))
+        begun.set()
+        free.wait(20)
+        return real(service, tokens, *given)
+
+    monkeypatch.setattr(Service, "plan", waiting)
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=15) as client:
+        first = pool.submit(leave_soon, path, body)
+        assert begun.wait(PATIENCE)
+        try:
+            assert client.get(server.url + "/health").status_code == 200
+            assert client.post(path, json=body).status_code == 429
+            assert len(asked) == 1, "planned for a request that is refused"
+        finally:
+            free.set()
+        assert first.result(PATIENCE) == 200
+    server.at_rest()
+    assert server.service.coming == 0
+
+
+def leave_soon(path: str, body: dict) -> int:
+    """The status of an answer that nobody reads."""
+    with httpx.stream("POST", path, json=body, timeout=PATIENCE) as answer:
+        return answer.status_code
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_short_echoes_are_read_and_written_beside_the_loop(
+    server, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = spy(monkeypatch, completions, "read_whole")
+    written = spy(monkeypatch, completions, "offset_of")
+    body = {"prompt": [[i] * 100 for i in range(64)], "max_tokens": 0, "echo": True, "logprobs": 0}
+    answer = httpx.post(
+        server.url + "/v1/completions", json=body | {"stream": stream}, timeout=PATIENCE
+    )
+    assert answer.status_code == 200
+    assert read and written and loop_thread(server) not in read | written
+
+
+def test_the_pieces_of_a_text_are_named_beside_the_loop(server, monkeypatch) -> None:
+    named = spy(monkeypatch, server.service.tokenizer, "piece")
+    assert httpx.post(server.url + "/v1/tokenize", json={"text": "ab"}).json()["pieces"]
+    assert named and loop_thread(server) not in named
+
+
+def test_a_text_too_long_to_score_is_refused_before_its_order_is_made(
+    server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from armd.serve import score
+
+    made = spy(monkeypatch, score, "order_of")
+    body = {"tokens": [1] * 60000, "order": "random"}
+    answer = httpx.post(server.url + "/v1/score", json=body)
+    assert answer.json()["error"]["code"] == "context_length_exceeded" and not made
+
+
+def test_more_texts_than_ever_fit_are_a_mistake_and_not_a_full_queue(server) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": ["a"] * 64, "n": 2}),
+        ("/v1/completions", {"prompt": ["a"] * 64, "n": 2, "max_tokens": 0, "echo": True}),
+    ):
+        assert httpx.post(server.url + path, json=body).status_code == 400
