@@ -3,6 +3,7 @@ to write says so in a line."""
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
