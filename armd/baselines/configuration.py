@@ -1,7 +1,5 @@
 """How large a baseline is, and which one."""
 
-from transformers import AutoConfig
-
 from ..model.configuration_armd import ArmdConfig
 
 
@@ -23,7 +21,3 @@ class BaselineConfig(ArmdConfig):
     """Of Transformer-XL: rows that each layer remembers of the segments before."""
     d_embedding: int = 0
     """Of diffusion on embeddings: dimensions of the space that tokens stand in; 0 elsewhere."""
-
-
-# AutoTokenizer reads the config beside a tokenizer, and warns of one that it does not know
-AutoConfig.register(BaselineConfig.model_type, BaselineConfig, exist_ok=True)
