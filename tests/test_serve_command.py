@@ -155,7 +155,7 @@ def test_a_diffusion_baseline_is_refused(tmp_path: Path) -> None:
 
     config = config_of("mdlm", vocab_size=257, d_model=16, n_layers=1, n_heads=2, max_length=8)
     baseline = saved(model_class("mdlm")(config), tmp_path / "baseline")
-    with pytest.raises(ArmdError, match="diffusion baseline"):
+    with pytest.raises(ArmdError, match="a baseline that writes whole texts"):
         serve(Serving(baseline, port=0))
 
 

@@ -196,7 +196,7 @@ def check_start(recipe: Recipe, dataset: Dataset) -> None:
     told, place = there.get("tokenizer"), Path(recipe.start) / EXPORT
     if told is None and not recipe.start_step:  # a model alone
         place = model_folder(recipe.start)
-        told = unexchanged(place, lambda: _tokenizer_in(place, dataset))
+        told = unexchanged(place, lambda: _tokenizer_in(place, ours["tokenizer"]))
     if told not in (None, ours["tokenizer"]):
         raise ArmdError(
             f"{recipe.start} was trained with another tokenizer than {recipe.data} has; prepare "
@@ -209,12 +209,14 @@ def check_start(recipe: Recipe, dataset: Dataset) -> None:
         )
 
 
-def _tokenizer_in(folder: Path, dataset: Dataset) -> str | None:
-    """The hash of a model's tokenizer, as a dataset would be made with it; None without one."""
+def _tokenizer_in(folder: Path, ours: str) -> str | None:
+    """The hash of a model's tokenizer, as datasets are made with it, with or without a pad token:
+    `ours`, if it may be that; None without one."""
     if not (folder / "tokenizer.json").exists():
         return None
-    rows = dataset.manifest.get("rows") is not None
-    return tokenizer_hash(find_tokenizer(str(folder), (), rows=rows).backend)
+    kinds = (find_tokenizer(str(folder), (), rows=rows) for rows in (False, True))
+    found = [tokenizer_hash(kind.backend) for kind in kinds]
+    return ours if ours in found else found[0]
 
 
 class Metrics:
