@@ -1,15 +1,18 @@
 """What grows with a request is worked out beside the event loop, and only if there is room for it:
 meanwhile the server answers everybody else."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from fastapi.exceptions import RequestValidationError
 from patience import PATIENCE
 from serving import chat_template, running, writer
 
-from armd.serve import completions
+from armd.serve import completions, json_route
+from armd.serve.chat_schema import ChatRequest
 from armd.serve.service import Service
 
 
@@ -121,3 +124,23 @@ def test_more_texts_than_ever_fit_are_a_mistake_and_not_a_full_queue(server) -> 
         ("/v1/completions", {"prompt": ["a"] * 64, "n": 2, "max_tokens": 0, "echo": True}),
     ):
         assert httpx.post(server.url + path, json=body).status_code == 400
+
+
+def test_large_bodies_are_read_beside_the_loop(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = spy(monkeypatch, json_route, "read")
+    body = {"prompt": "a", "max_tokens": 1, "user": 5, "suffix": "a" * json_route.SMALL}
+    assert httpx.post(server.url + "/v1/completions", json=body).status_code == 400
+    assert read and loop_thread(server) not in read
+
+
+@pytest.mark.parametrize("field", ["stream_options", "logit_bias", "metadata", "tools", "messages"])
+def test_a_body_of_many_mistakes_is_refused_at_the_first(server, field: str) -> None:
+    """pydantic would list every one of them."""
+    many = {str(i): [] for i in range(json_route.MOST_FIELDS + 1)}
+    body = {"messages": [{"role": "user", "content": "a"}], field: many}
+    answer = httpx.post(server.url + "/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and "more than 100 fields" in answer.text
+    body[field] = [{"wrong": 1}] * 5000
+    with pytest.raises(RequestValidationError) as refused:
+        json_route.read(ChatRequest, json.dumps(body).encode())
+    assert len(refused.value.errors()) < 5

@@ -40,7 +40,7 @@ class ChatRequest(Asking):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Annotated[list[None], Field(max_length=0)] | None = None
+    tools: Annotated[list[None], Field(max_length=0, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
