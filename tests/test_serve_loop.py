@@ -1,8 +1,10 @@
 """What grows with a request is worked out beside the event loop, and only if there is room for it:
 meanwhile the server answers everybody else."""
 
+import asyncio
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,8 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from patience import PATIENCE
 from serving import chat_template, running, writer
 
-from armd.serve import completions, json_route
+from armd.serve import completions, json_route, security
 from armd.serve.chat_schema import ChatRequest
+from armd.serve.security import SecurityMiddleware
 from armd.serve.service import Service
 
 
@@ -144,3 +147,33 @@ def test_a_body_of_many_mistakes_is_refused_at_the_first(server, field: str) -> 
     with pytest.raises(RequestValidationError) as refused:
         json_route.read(ChatRequest, json.dumps(body).encode())
     assert len(refused.value.errors()) < 5
+
+
+def test_large_bodies_of_all_clients_share_one_pace_and_small_ones_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = SecurityMiddleware(print, host="127.0.0.1", max_body=1 << 20, count=print)
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def read(sizes: list[int]) -> None:
+        left = [{"type": "http.request", "body": b"a" * n, "more_body": True} for n in sizes]
+        left[-1]["more_body"] = False
+
+        async def receive() -> dict:
+            return left.pop(0)
+
+        assert (await made._read(receive))[0] is None
+
+    async def all_of_them() -> None:
+        await read([security.SMALL_BODY])
+        assert not waits
+        for _ in range(3):
+            await read([security.SMALL_BODY, security.LARGE_RATE >> 6])
+
+    monkeypatch.setattr(security.asyncio, "sleep", sleep)
+    began = time.monotonic()
+    asyncio.run(all_of_them())
+    assert len(waits) == 3 and made.next_large >= began + 3 / 64

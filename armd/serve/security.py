@@ -22,6 +22,10 @@ OPEN_PATHS = ("/health",)
 """What is answered without a key."""
 
 READ_SECONDS = 20.0
+SMALL_BODY = 1 << 16
+LARGE_RATE = 16 << 20
+"""Bytes of larger bodies that are taken in a second, from all clients together: hundreds of them
+at a time would leave no time for anybody else."""
 SINGLE = (b"host", b"origin", b"content-type", b"content-length", b"authorization")
 HEADERS = {
     "content-security-policy": (
@@ -57,6 +61,7 @@ class SecurityMiddleware:
         self.app, self.max_body, self.count = app, max_body, count
         self.host, self.local = host.lower(), is_loopback(bound or host)
         self.key = None if api_key is None else _digest(api_key.encode())
+        self.next_large = 0.0  # when more of a large body may be taken
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -135,6 +140,12 @@ class SecurityMiddleware:
         close = {"Connection": "close"}
         return answer(413, f"the body passes {self.max_body} bytes; send less", headers=close)
 
+    async def _pace(self, size: int) -> None:
+        """Wait until so many bytes of large bodies may be taken. Who waits is not read from."""
+        now = asyncio.get_running_loop().time()
+        self.next_large = max(self.next_large, now) + size / LARGE_RATE
+        await asyncio.sleep(self.next_large - now)
+
     async def _read(self, receive: Any) -> tuple[Asgi | None, Any]:
         """The whole body, within its limits, to be received again as one message."""
         parts: list[bytes] = []
@@ -150,6 +161,8 @@ class SecurityMiddleware:
                     size, more = size + len(parts[-1]), message.get("more_body", False)
                     if size > self.max_body:
                         return self._too_large(), receive
+                    if size > SMALL_BODY:
+                        await self._pace(len(parts[-1]))
         except TimeoutError:
             return answer(408, f"the body did not come within {READ_SECONDS:.0f} s"), receive
         whole: list[Any] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
