@@ -2,6 +2,7 @@
 meanwhile the server answers everybody else."""
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -134,6 +135,7 @@ def test_large_bodies_are_read_beside_the_loop(server, monkeypatch: pytest.Monke
     body = {"prompt": "a", "max_tokens": 1, "user": 5, "suffix": "a" * json_route.SMALL}
     assert httpx.post(server.url + "/v1/completions", json=body).status_code == 400
     assert read and loop_thread(server) not in read
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("field", ["stream_options", "logit_bias", "metadata", "tools", "messages"])

@@ -3,6 +3,7 @@ endpoint and back (dependencies, a check of our own answers) would take longer t
 small model, and passes wait for it."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -37,11 +38,23 @@ class JsonRoute(APIRoute):
                 asked = read(kind, body)
             else:
                 loop = asyncio.get_running_loop()
-                asked = await loop.run_in_executor(_large, read, kind, body)
+                asked = await loop.run_in_executor(_large, read_large, kind, body)
             found = await endpoint(asked, request)
             return found if isinstance(found, Response) else JSONResponse(found)
 
         return handle
+
+
+def read_large(kind: Any, body: bytes) -> BaseModel:
+    """The same, without looking for garbage on the way: each of very many lists would be looked at
+    again and again, while nobody else can work. Nothing here refers to itself."""
+    began = gc.isenabled()
+    gc.disable()
+    try:
+        return read(kind, body)
+    finally:
+        if began:
+            gc.enable()
 
 
 def read(kind: Any, body: bytes) -> BaseModel:
