@@ -109,7 +109,7 @@ def test_a_step_in_c_is_the_step_in_torch(
     with torch.no_grad():
         while going := [i for i, sequence in enumerate(ours) if not sequence.done]:
             for side, sequences in ((packed, ours), (model, theirs)):
-                Decoder(side).step([sequences[i] for i in going])
+                Decoder(side).steps([sequences[i] for i in going])
             for i in going:
                 one, other = ours[i], theirs[i]
                 at = one.plan.position[slice(*one.plan.step_ends[one.step - 1 : one.step + 1])]
@@ -145,7 +145,10 @@ def test_backends_may_take_turns_with_a_sequence(
     options = {"sampling": Sampling(**way), "eos": eos}
     found, expected = make(packed, plans, **options), make(packed, plans, **options)
     with torch.no_grad():
-        backends = [NativeDecoder(packed).step, partial(torch_backend.step, packed)]
+        backends = [
+            lambda own: NativeDecoder(packed).steps(own)[0],
+            partial(torch_backend.step, packed),
+        ]
         while active := [sequence for sequence in found if not sequence.done]:
             for sequence in active:
                 sequence.read_at_most(part)
@@ -262,7 +265,7 @@ def test_both_backends_report_the_most_probable_tokens_of_the_softmax() -> None:
         decoder, steps = Decoder(one), []
         with torch.no_grad():
             while not sequences[0].done:
-                steps.append(decoder.step(sequences))
+                steps += decoder.steps(sequences)
         found.append(steps)
     for in_c, in_torch in zip(*found, strict=True):
         for top, ours, theirs in zip(asked, in_c, in_torch, strict=True):

@@ -54,8 +54,8 @@ def test_blanks_are_the_unknown_runs_and_end_before_the_next():
 @pytest.mark.parametrize("streams, candidates", [(1, 2), (8, 2), (1, AT_ONCE + 1)])
 def test_model_calls_are_counted_as_they_are_made(packed, streams, candidates, monkeypatch):
     model, text, known = case("neighbor")
-    made, step = [], Decoder.step
-    monkeypatch.setattr(Decoder, "step", lambda *words: made.append(0) or step(*words))
+    made, steps = [], Decoder.steps
+    monkeypatch.setattr(Decoder, "steps", lambda *words: made.append(0) or steps(*words))
     plans = from_blanks(torch.tensor([text]), torch.tensor(known))
     model = pack(model) if packed else model
     assert choose_fills(model, plans, candidates, streams=streams)[1] == len(made) > 0

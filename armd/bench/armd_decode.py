@@ -37,7 +37,7 @@ def our_side(model: ArmdLM, cache: KVCache, streams: int, *, passes: int, weight
 
     def go_on(sequences: list[Sequence], steps: int) -> None:
         for _ in range(steps):
-            decoder.step(sequences)
+            decoder.steps(sequences)
 
     def whole() -> float:
         options = {"length": length, "prompt": prompt, "streams": streams}
@@ -76,7 +76,7 @@ def first_step(model: ArmdLM, prompt: int) -> Callable[[], object]:
     def run() -> None:
         plans = from_prompts(tokens, length=prompt + 1, streams=1)
         cache.clear()
-        decoder.step(make_sequences(model, plans, sampling=Sampling(), cache=cache))
+        decoder.steps(make_sequences(model, plans, sampling=Sampling(), cache=cache))
 
     return run
 

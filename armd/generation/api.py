@@ -1,5 +1,4 @@
-"""Generation: `generate` and `stream`, which draw block after block, one forward pass each, in any
-order."""
+"""Generation: `generate` and `stream`, which draw block after block, in any order."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -99,7 +98,7 @@ def make_sequences(
         groups[() if native else tuple(plan.step_ends)].append(index)
     made: dict[int, Sequence] = {}
     for group in groups.values():
-        length = len(plans[group[0]].tokens)
+        length = max(len(plans[index].tokens) for index in group)
         shared = cache or make_cache(model, batch=len(group), length=length)
         caches = shared.split() if native else [shared] * len(group)
         for row, (index, own) in enumerate(zip(group, caches, strict=True)):
@@ -113,7 +112,7 @@ def decode(model: ArmdLM, sequences: list[Sequence]) -> Iterator[int]:
     each step after it was taken."""
     decoder, index = Decoder(model), 0
     while active := [sequence for sequence in sequences if not sequence.done]:
-        for result in decoder.step(active):
+        for result in decoder.steps(active)[0]:
             if isinstance(result, Exception):
                 raise result
         yield index

@@ -25,8 +25,7 @@ from ..native.huge_pages import PAGE, Arena
 @dataclass(eq=False)
 class KVCache:
     """Keys and values of every layer, preallocated, of a batch of sequences that take equal steps.
-    A slot is written before it is read, so that what an earlier sequence left there does not
-    matter."""
+    A slot is written before it is read: what an earlier sequence left there does not matter."""
 
     keys: list[Float[Tensor, "b s h e"]]
     values: list[Float[Tensor, "b s h e"]]

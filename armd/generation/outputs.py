@@ -26,6 +26,8 @@ class TokenOutput(NamedTuple):
 
 StepResult = tuple[TokenOutput, ...] | Exception
 """What a step generated for one sequence; or why it failed, which is no fault of the others."""
+Rounds = list[list[StepResult]]
+"""Of each step, one after the other, the result of each sequence."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Decode plans: which tokens of a sequence are given, and in which order and steps the others come.
-
 The leading blocks that are wholly known enter in one forward pass (the prefill); each later block
-is a decode step.
-"""
+is a decode step."""
 
 from __future__ import annotations
 
@@ -85,22 +83,18 @@ class DecodePlan:
 
 def check(model: ArmdLM, plan: DecodePlan) -> None:
     """Raise unless the model can carry out this plan."""
-    config, tokens = model.config, plan.tokens
-    if len(tokens) > config.max_length:
+    tokens, longest, vocabulary = plan.tokens, model.config.max_length, model.config.vocab_size
+    if len(tokens) > longest:
         raise ArmdError(
-            f"length {len(tokens)} passes the model's max_length {config.max_length}; ask for less"
+            f"length {len(tokens)} passes the model's max_length {longest}; ask for less"
         )
-    if min(tokens) < 0 or max(tokens) >= config.vocab_size:
-        raise ArmdError(
-            f"a given token is outside the vocabulary of {config.vocab_size}; is this the model's "
-            "own tokenizer?"
-        )
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        wrong = f"a given token is outside the vocabulary of {vocabulary}"
+        raise ArmdError(f"{wrong}; is this the model's own tokenizer?")
     if not model.any_order:
         natural = plan.position == list(range(len(tokens))) == plan.block
         if not natural or True in plan.known[sum(plan.known) :]:
-            raise ArmdError(
-                "query='shift' is autoregressive: it writes left to right after a prompt"
-            )
+            raise ArmdError("query='shift' is autoregressive: write left to right after a prompt")
     elif type(model).check_order is not ArmdLM.check_order:  # any order is good for ArmdLM
         model.check_order(plan.order())
 
@@ -123,17 +117,15 @@ def completing(
     tokens: Sequence[int], known: Sequence[bool], position: Sequence[int], block: Sequence[int]
 ) -> DecodePlan:
     """What is known first, left to right, then the blanks in an order of their own."""
-    given, blank = (
-        [at for at, there in enumerate(known) if there is want] for want in (True, False)
-    )
+    given = [at for at, there in enumerate(known) if there]
+    blank = [at for at, there in enumerate(known) if not there]
     blocks = [*range(len(given)), *(len(given) + number for number in block)]
     return plan_of(tokens, known, [*given, *(blank[at] for at in position)], blocks)
 
 
 @lru_cache(256)
 def strided(n: int, streams: int) -> tuple[list[int], list[int]]:
-    """Positions and blocks of `streams` strided runs; the same few are asked for again and
-    again."""
+    """Positions and blocks of `streams` strided runs; the same few are asked for often."""
     if n == 0:
         return [], []
     order = orders.strided(n, streams)
@@ -153,10 +145,8 @@ def from_prompts(
         raise ArmdError("there is no prompt; leave it out to write one text from nothing")
     longest = max(map(len, given))
     if not isinstance(length, int) or length < 1 or longest >= length:
-        raise ArmdError(
-            f"length {length} leaves no room after a prompt of {longest}; raise length or cut the "
-            "prompt"
-        )
+        wrong = f"length {length} leaves no room after a prompt of {longest}"
+        raise ArmdError(f"{wrong}; raise length or cut the prompt")
     tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in given])
     known = torch.arange(length) < torch.tensor([[len(row)] for row in given])
     return from_blanks(tokens, known, streams=streams, order=order)
@@ -171,10 +161,8 @@ def from_blanks(
 ) -> list[DecodePlan]:
     """Sequences with blanks anywhere: `known` is True where a token is given."""
     if tokens.dim() != 2 or known.shape[-1] != tokens.shape[1]:
-        raise ArmdError(
-            f"tokens {tuple(tokens.shape)} and known {tuple(known.shape)} do not fit; give tokens "
-            "(batch, n) and known (batch, n) or (n,)"
-        )
+        wrong = f"tokens {tuple(tokens.shape)} and known {tuple(known.shape)} do not fit"
+        raise ArmdError(f"{wrong}; give tokens (batch, n) and known (batch, n) or (n,)")
     known = known.expand(tokens.shape)
     if bool(known.all()):
         raise ArmdError("nothing is blank; set known to False where tokens are to be generated")

@@ -1,9 +1,10 @@
-/* One decode step for many sequences, each at its own step: forward pass, head and sampling in one
- * call. The plan of a sequence is known when it begins and is stored here, so that nothing has to be
- * prepared between two steps. */
+/* Decode steps for many sequences, each at its own step: forward pass, head and sampling of one or of
+ * some steps in one call. The plan of a sequence is known when it begins and is stored here, so that
+ * nothing has to be prepared between two steps. */
 #include "one_stream.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* The two-stream pass (query = "prefix" or "mean"): number of rows of each kind that a sequence has. */
 typedef struct {
@@ -143,16 +144,17 @@ static void store_outputs(const scratch *k, sequence *s, long from, long drawn) 
 static void store_top(const scratch *k, sequence *s, long from, const float *logits, long outputs) {
     for (long j = 0; j < tokens_drawn(s); j++) {
         const float *row = logits + (from + j) * outputs;
-        long *best = s->top_token + j * s->n_top, count = 0;
+        const long at = (s->step_ends[s->step] + j) * s->n_top;
+        long *best = s->top_token + at, count = 0;
         if (k->token[from + j] < 0) return; /* the sequence ends here */
         for (long v = 0; v < outputs; v++) {
             if (count == s->n_top && row[v] <= row[best[count - 1]]) continue;
-            long at = count < s->n_top ? count++ : count - 1;
-            for (; at > 0 && row[best[at - 1]] < row[v]; at--) best[at] = best[at - 1];
-            best[at] = v;
+            long i = count < s->n_top ? count++ : count - 1;
+            for (; i > 0 && row[best[i - 1]] < row[v]; i--) best[i] = best[i - 1];
+            best[i] = v;
         }
         const double log_sum = row[k->token[from + j]] - k->logp[from + j];
-        for (long i = 0; i < count; i++) s->top_logp[j * s->n_top + i] = row[best[i]] - log_sum;
+        for (long i = 0; i < count; i++) s->top_logp[at + i] = row[best[i]] - log_sum;
     }
 }
 
@@ -184,4 +186,37 @@ int decode_step(const network *net, sequence *const *sequences, long count, cons
     }
     free(k.sampling);
     return failed;
+}
+
+/* Whether nobody has to look at the sequence before its next step: it is not at its end or at an EOS,
+ * and what it drew was not its first token, which is sent at once. */
+static int goes_on(const sequence *s) {
+    if (s->broken || s->step < 2 || s->step == s->steps) return 0;
+    for (long i = s->step_ends[s->step - 1]; i < s->step_ends[s->step]; i++)
+        if (s->tokens[s->position[i]] == s->eos) return 0;
+    return 1;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* One step, and more while all sequences go on, `seconds` have not passed, `stop` (which another thread
+ * may set) is 0 and `logits` has room for the tokens of the step, `room` of them. Returns the number of
+ * steps; -1 if there is no memory for the first. */
+long decode_steps(const network *net, sequence *const *sequences, long count, const float *code,
+                  const float *rope, float *logits, long room, double seconds, const int *stop) {
+    const double end = now() + seconds;
+    for (long steps = 0;;) {
+        if (decode_step(net, sequences, count, code, rope, logits)) return steps ? steps : -1;
+        steps++;
+        long drawn = 0;
+        for (long i = 0; i < count; i++) {
+            if (!goes_on(sequences[i])) return steps;
+            drawn += tokens_drawn(sequences[i]);
+        }
+        if (drawn > room || now() >= end || __atomic_load_n(stop, __ATOMIC_RELAXED)) return steps;
+    }
 }

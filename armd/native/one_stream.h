@@ -25,8 +25,9 @@ typedef struct {
     long prefix_rows;  /* NEIGHBOR: how many context rows prefix_state sums over so far */
     long bf16_cache;   /* keys and values are bf16 numbers, not floats */
     long n_top;        /* how many of the most probable tokens to report with each one drawn */
-    long *top_token;   /* (tokens of a step, n_top): those of the last step */
+    long *top_token;   /* (n, n_top), in generation order */
     double *top_logp;
+    long steps, eos;   /* for decode_steps: how many steps it has, and the token it may end at, or -1 */
 } sequence;
 
 /* The slots of the context rows of this pass: from the first to the number of slots used. */

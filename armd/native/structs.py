@@ -89,6 +89,7 @@ class NativeSequence(ctypes.Structure):
         *((name, c_long) for name in ("padding_slot", "step", "read", "upto")),
         *((name, c_long) for name in ("broken", "prefix_rows", "bf16_cache", "n_top")),
         *((name, c_void_p) for name in ("top_token", "top_logp")),
+        *((name, c_long) for name in ("steps", "eos")),
     )
 
 
@@ -121,6 +122,9 @@ def declare(library: Any) -> Any:
     sequences = [pointer, c_long]
     library.decode_step.argtypes = [POINTER(NetworkWeights), *sequences, *[pointer] * 3]
     library.decode_step.restype = c_int
+    until = [c_long, c_double, POINTER(c_int)]
+    library.decode_steps.argtypes = [*library.decode_step.argtypes, *until]
+    library.decode_steps.restype = c_long
     library.read_memory.argtypes = [pointer, c_long]
     library.read_memory.restype = c_double
     library.checksum.argtypes = [pointer, c_long]
