@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from eval_models import saved, tiny_armd
+from forked import Forked
 from patience import PATIENCE
 
 import armd
@@ -44,11 +44,8 @@ def test_from_start_to_sigterm(folder: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Signals) -> None:
     """Long before its grace is over, without a traceback, and with a text under way."""
-    command = [sys.executable, "-m", "armd.cli", "serve", folder, "--port", "0", "--threads", "1"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # whoever runs the tests may ignore it, as nohup and background jobs of a shell do
-    pipes["preexec_fn"] = partial(signal.signal, number, signal.SIG_DFL)
-    with subprocess.Popen([*command, "--grace", str(2 * PATIENCE)], **pipes) as process:
+    words = ["serve", folder, "--port", "0", "--threads", "1", "--grace", str(2 * PATIENCE)]
+    with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             port = int(process.stdout.readline().split(":")[2].split()[0])
             body = json.dumps({"prompt": "a", "max_tokens": 500, "n": 60, "stream": True})
@@ -163,7 +160,7 @@ def test_a_model_that_cannot_write_is_not_said_to_be_ready(folder: str, monkeypa
     def broken(*_):
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr("armd.serve.engine.Decoder.step", broken)
+    monkeypatch.setattr("armd.serve.engine.Decoder.steps", broken)
     with pytest.raises(ArmdError, match=r"cannot write.*no such operation"):
         serve(Serving(folder, port=0, weights="plain"))
 

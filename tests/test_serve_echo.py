@@ -204,3 +204,28 @@ def test_no_text_is_encoded_on_the_event_loop() -> None:
             assert httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60).status_code == 200
             assert len(seen) > before
         assert not [name for name in seen if name.startswith(("Thread-", "MainThread"))], seen
+
+
+def test_the_letters_of_an_echo_are_bounded_as_its_tokens_are(server, monkeypatch) -> None:
+    monkeypatch.setattr(completion_state, "MOST_LETTERS", 1000)
+    body = {"prompt": "a" * 100, "max_tokens": 0, "echo": True, "n": 11}
+    found = httpx.post(server.url + "/v1/completions", json=body)
+    assert found.status_code == 400 and "echo" in found.json()["error"]["message"]
+    assert httpx.post(server.url + "/v1/completions", json=body | {"n": 10}).status_code == 200
+
+
+@pytest.mark.parametrize("new", [0, 2])
+def test_a_request_does_not_wait_for_its_own_place_in_the_queue(new: int) -> None:
+    """Streamed, its texts wait already when its prompts are scored."""
+    body = {"prompt": [[97, 98], [99, 100]], "max_tokens": new, "echo": True, "logprobs": 0}
+    with running(slots=1, queue=1) as server:
+        url = server.url + "/v1/completions"
+        whole = httpx.post(url, json=body | {"seed": 1}, timeout=60).json()["choices"]
+        streamed = httpx.post(url, json=body | {"seed": 1, "stream": True}, timeout=60).text
+    events = [json.loads(part[6:]) for part in streamed.split("\n\n")[:-2]]
+    texts = {0: "", 1: ""}
+    for event in events:
+        assert "error" not in event
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {choice["index"]: choice["text"] for choice in whole}

@@ -130,6 +130,41 @@ def test_more_texts_than_ever_fit_are_a_mistake_and_not_a_full_queue(server) -> 
         assert httpx.post(server.url + path, json=body).status_code == 400
 
 
+SAID = {"messages": [{"role": "user", "content": "a"}]}
+LONG = "a" * 100_000
+WRONG = [
+    ("/v1/completions", {"prompt": "a", "model": "other"}, 404),
+    ("/v1/completions", {"prompt": "a", "best_of": 2}, 400),
+    ("/v1/completions", {"prompt": ["a", LONG]}, 400),
+    ("/v1/completions", {"prompt": "a", "suffix": LONG}, 400),
+    ("/v1/completions", {"prompt": [1] * 256}, 400),
+    ("/v1/chat/completions", SAID | {"model": "other"}, 404),
+    ("/v1/infill", {"text": "a __", "model": "other"}, 404),
+    ("/v1/infill", {"text": "a __", "prompt": "a"}, 400),
+    ("/v1/infill", {"tokens": [1, 2], "known": [True]}, 400),
+    ("/v1/infill", {"tokens": [1] * 300, "known": [False] * 300}, 400),
+    ("/v1/infill", {"text": LONG + "__"}, 400),
+    ("/v1/score", {"text": LONG}, 400),
+]
+
+
+@pytest.mark.parametrize("path, body, status", WRONG)
+def test_a_mistake_is_named_also_where_the_queue_is_full(
+    server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict, status: int
+) -> None:
+    """To come again would not mend it. Nothing is worked out for it."""
+    encoded = spy(monkeypatch, server.service.tokenizer, "encode")
+    monkeypatch.setattr(server.service.engine, "queue", -server.service.engine.slots)
+    right = {
+        "/v1/chat/completions": SAID,
+        "/v1/infill": {"text": "a __"},
+        "/v1/score": {"text": "a"},
+    }
+    assert httpx.post(server.url + path, json=right.get(path, {"prompt": "a"})).status_code == 429
+    assert httpx.post(server.url + path, json=body).status_code == status
+    assert not encoded
+
+
 def test_large_bodies_are_read_beside_the_loop(server, monkeypatch: pytest.MonkeyPatch) -> None:
     read = spy(monkeypatch, json_route, "read")
     body = {"prompt": "a", "max_tokens": 1, "user": 5, "suffix": "a" * json_route.SMALL}

@@ -70,14 +70,14 @@ def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/infill"])
 def test_what_was_drawn_before_a_failure_is_sent(path: str, monkeypatch) -> None:
     monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
-    step, calls = Decoder.step, iter(range(100))
+    steps, calls = Decoder.steps, iter(range(100))
 
-    def breaking(*given):
+    def breaking(decoder: Decoder, sequences, *_):
         if next(calls) == 5:
             raise MemoryError("none left")
-        return step(*given)
+        return steps(decoder, sequences)  # one at a time
 
-    monkeypatch.setattr(Decoder, "step", breaking)
+    monkeypatch.setattr(Decoder, "steps", breaking)
     body = {"prompt": "ab", "max_tokens": 20, "stream": True, "seed": 1}
     with running() as server:
         answer = httpx.post(server.url + path, json=body)

@@ -55,7 +55,7 @@ def test_a_prompt_in_parts_gives_the_bits_of_the_whole(
     with torch.no_grad():
         while sides[0].read_at_most(tokens):
             before = sides[0].read
-            assert decoder.step(sides[:1]) == [()] and sides[0].step == 0
+            assert decoder.steps(sides[:1]) == [[()]] and sides[0].step == 0
             assert 0 < sides[0].read - max(before, 1) <= max(tokens, size)
             passes += 1
     assert passes == (0 if tokens >= 70 else -(-70 // tokens) - 1) or size > 1
@@ -77,13 +77,13 @@ def requests(plans: list[DecodePlan], hearers: list) -> list[GenerationRequest]:
 
 def given_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Filled with how many given tokens each pass reads."""
-    counts, step = [], engine.decoder.step
+    counts, steps = [], engine.decoder.steps
 
-    def counted(sequences):
+    def counted(sequences, *until):
         counts.append(sum(s.upto - max(s.read, 1) for s in sequences if not s.step))
-        return step(sequences)
+        return steps(sequences, *until)
 
-    monkeypatch.setattr(engine.decoder, "step", counted)
+    monkeypatch.setattr(engine.decoder, "steps", counted)
     return counts
 
 
@@ -128,14 +128,14 @@ def test_who_reads_for_others_may_leave(monkeypatch: pytest.MonkeyPatch) -> None
     engine, hearers = Engine(model, slots=2).start(), [Hearer() for _ in range(4)]
     counts, go = given_tokens(engine, monkeypatch), held(engine)
     scheduled = engine.submit(requests([plan] * 4, hearers))
-    step = engine.decoder.step
+    steps = engine.decoder.steps
 
-    def leaving(sequences):
+    def leaving(sequences, *until):
         if len(counts) == 3:
             engine.cancel(scheduled[:1])
-        return step(sequences)
+        return steps(sequences, *until)
 
-    monkeypatch.setattr(engine.decoder, "step", leaving)
+    monkeypatch.setattr(engine.decoder, "steps", leaving)
     go.set()
     assert all(hearer.over.wait(PATIENCE) for hearer in hearers[1:])
     engine.stop()

@@ -12,7 +12,8 @@ from .completions import answer, ending
 from .errors import Refusal, responses
 from .json_route import JsonRoute
 from .schema import Choosing, CompletionRequest, Json
-from .service import Service, encoding, unless_gone
+from .service import Service, unless_gone
+from .side_work import encoding
 from .sse import STREAMED
 
 SAME = {*Choosing.model_fields, "model", "n", "stop", "stream", "stream_options"}
@@ -29,6 +30,7 @@ async def as_completion(service: Service, asked: ChatRequest) -> CompletionReque
             "/v1/completions continues a text",
             code="no_chat_template",
         )
+    service.is_ours(asked.model)
     service.takes(asked.n or 1)
     with service.room(asked.n or 1):
         text = await service.chat.text([message.plain for message in asked.messages])

@@ -13,8 +13,8 @@ from .prefill import SharedPrompt, shared_prompts
 from .schema import CompletionRequest, Json
 from .service import Service, any_seed
 
-MOST_ECHOED = 1 << 21
-"""Entries of an answer for tokens that cost nothing to write: some 30 MB."""
+MOST_ECHOED, MOST_LETTERS = 1 << 21, 1 << 23
+"""Entries of an answer for tokens that cost nothing to write, and their letters: some 30 MB."""
 
 
 @dataclass
@@ -60,6 +60,8 @@ class CompletionState:
     eos: int | None
     texts: list[ChoiceState]
     plans: list[DecodePlan]
+    deadline: float
+    """time.monotonic() after which it ends with what it has."""
     shared: Sequence[SharedPrompt | None] = ()
     """For each plan the prompt that it shares with others."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -74,19 +76,29 @@ class CompletionState:
         return tokens * (1 + (self.asked.logprobs or 0))
 
 
-def completion_of(service: Service, asked: CompletionRequest, form: Form) -> CompletionState:
-    """Everything that can be wrong is found here, before anything is written."""
+def check_asked(service: Service, asked: CompletionRequest) -> None:
+    """What is wrong whatever the text's tokens are, and seen at once: before the queue is asked for
+    room, because to come again would not mend it."""
     service.is_ours(asked.model)
     if (asked.best_of or 1) > (asked.n or 1):
         raise Refusal(400, "best_of above n is not offered; ask for n texts", param="best_of")
+    service.tokenizer.check_length(asked.suffix or "", "suffix")
+    for prompt in prompts_of(asked):
+        if isinstance(prompt, str):
+            service.tokenizer.check_length(prompt, "prompt")
+        else:
+            room_for(service, asked, len(prompt))
+
+
+def completion_of(service: Service, asked: CompletionRequest, form: Form) -> CompletionState:
+    """All else that can be wrong is found here, before anything is written."""
     tokenizer, count, prompts = service.tokenizer, asked.n or 1, prompts_of(asked)
     suffix = tokenizer.encode_suffix(asked.suffix or "", "suffix")
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     stops = tuple(filter(None, stops))
-    state = CompletionState(
-        form, asked, any_seed(asked.seed), None if suffix else tokenizer.eos, [], []
-    )
-    echoed = 0
+    eos, deadline = None if suffix else tokenizer.eos, time.monotonic() + service.limits.timeout
+    state = CompletionState(form, asked, any_seed(asked.seed), eos, [], [], deadline)
+    echoed = letters = 0
     for prompt in prompts:
         ids = tokenizer.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         shown = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
@@ -94,8 +106,9 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
         known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)
         limited = asked.model_copy(update={"streams": max(1, min(asked.streams, blanks))})
         limited = limited if blanks < new_tokens(asked) else asked
-        echoed += len(ids) * count if asked.echo else 0
-        if state.entries(echoed) > MOST_ECHOED:
+        if asked.echo:
+            echoed, letters = echoed + len(ids) * count, letters + len(shown) * count
+        if state.entries(echoed) > MOST_ECHOED or letters > MOST_LETTERS:
             reason = "the echo would be too large an answer; ask for fewer texts (n, prompts) or"
             raise Refusal(400, f"{reason} logprobs at a time", param="echo")
         plan, echo = None, IncrementalText(tokenizer, 0) if asked.echo else None

@@ -12,6 +12,7 @@ from .completion_state import (
     ChoiceState,
     CompletionState,
     Form,
+    check_asked,
     completion_of,
     new_tokens,
     prompts_of,
@@ -21,13 +22,14 @@ from .errors import Refusal, responses
 from .events import Event, Failed, StepEvent
 from .json_route import JsonRoute
 from .schema import Completion, CompletionRequest, Json
-from .service import OutputStream, Service, aside, encoding, unless_gone
+from .service import OutputStream, Service, unless_gone
+from .side_work import aside, encoding
 from .sse import DONE, STREAMED, EventStream, dumped
 
 
-async def read_prompts(service: Service, state: CompletionState) -> None:
+async def read_prompts(service: Service, state: CompletionState, *, begun: bool) -> None:
     """Fill in what is echoed; with log-probabilities, those of the prompt's own tokens, left to
-    right, in one pass."""
+    right, in one pass. `begun`: its texts have their places in the queue already."""
     scored: dict[tuple[int, ...], list[TokenOutput]] = {}
     texts = state.texts[:: state.asked.n or 1]  # those of one prompt have one echo
     size = sum(len(text.prompt) for text in texts)
@@ -39,7 +41,8 @@ async def read_prompts(service: Service, state: CompletionState) -> None:
             logp, top = [0.0] * len(ids), [()] * len(ids)
             if ids and state.asked.logprobs is not None:
                 order, count = left_to_right(len(ids)), state.asked.logprobs
-                scores = await service.score(ids, order, top_logprobs=count)
+                options = {"deadline": state.deadline, "admitted": begun}
+                scores = await service.score(ids, order, top_logprobs=count, **options)
                 logp, top = scores.logp, scores.top
             scored[key] = list(map(TokenOutput, range(len(ids)), ids, logp, top))
         await aside(size * MOST_PENDING, partial(read_whole, echo, scored[key]))
@@ -51,8 +54,9 @@ def read_whole(text: IncrementalText, tokens: Sequence[TokenOutput]) -> None:
 
 
 def begin(service: Service, state: CompletionState) -> OutputStream:
-    options = {"eos": state.eos, "top_logprobs": state.asked.logprobs or 0}
-    return service.write(state.plans, state.asked, prompts=state.shared, seed=state.seed, **options)
+    options = {"eos": state.eos, "top_logprobs": state.asked.logprobs or 0, "seed": state.seed}
+    options |= {"prompts": state.shared, "deadline": state.deadline}
+    return service.write(state.plans, state.asked, **options)
 
 
 def grow(
@@ -135,7 +139,7 @@ def envelope(
 
 
 async def whole(service: Service, state: CompletionState) -> bytes:
-    await read_prompts(service, state)
+    await read_prompts(service, state, begun=False)
     outputs = begin(service, state)
     try:
         while not state.finished:
@@ -185,7 +189,7 @@ async def streamed(
         ]
         return await chunks(shown)
 
-    await read_prompts(service, state)
+    await read_prompts(service, state, begun=bool(state.plans))
     echoed = sum(len(text.echo.read) for text in state.texts if text.echo)
     for text in state.texts:
         if state.form.opens or text.echo or text.finish:
@@ -212,9 +216,10 @@ async def answer(
     prompts, longest, new = prompts_of(asked), service.tokenizer.max_length, new_tokens(asked)
     count = len(prompts) * (asked.n or 1)
     service.takes(count)
+    check_asked(service, asked)
     characters = sum(len(text) for text in (*prompts, asked.suffix) if isinstance(text, str))
     places = count * min(longest, max(map(len, prompts)) + new)
-    with service.room(count if new else 0):
+    with service.room(count):
         state = await encoding(characters, lambda: completion_of(service, asked, form), places)
     if not asked.stream:
         found = await unless_gone(request, whole(service, state))

@@ -14,6 +14,11 @@ MOST_WAITING = 16
 """Requests that a connection may send before the first of them is answered."""
 HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 """To send a head; a body, whether or not anybody wants it; to take what we have written."""
+FEW_CHUNKS, CHUNK = 64, 64
+"""A body may come in so many chunks, and in one more for each CHUNK bytes that it takes: each costs
+the server as much as hundreds of bytes do."""
+MOST_UNREAD = 1 << 28
+"""Bytes of answers, of all clients together, that wait to be read."""
 MOST_CONNECTIONS = 1000
 OTHER_FILES = 64
 """Files that the process needs besides connections."""
@@ -43,6 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.answered: Any = None
+        self.chunks = 0
         self.idle_since = self.loop.time()
         self._expect(HEAD_SECONDS)
         if len(self.connections) > self.limit and not self._close_idlest():
@@ -94,6 +100,21 @@ class LimitedProtocol(HttpToolsProtocol):
         super().pause_writing()
         self.idle_since = self.loop.time()
         self.unread = self.loop.call_later(READING_SECONDS, self.hang_up)
+        self._limit_unread()
+
+    def _limit_unread(self) -> None:
+        """Hang up on those that have not read the longest, where too much waits to be read."""
+        slow = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.paused]
+        waits = sum(c.transport.get_write_buffer_size() for c in slow)
+        for one in sorted(slow, key=lambda c: c.idle_since):
+            if waits <= MOST_UNREAD:
+                break
+            waits -= one.transport.get_write_buffer_size()
+            self.loop.call_soon(one.hang_up)  # it may be in the middle of a write
+
+    @property
+    def paused(self) -> bool:
+        return self.flow.write_paused and not self.transport.is_closing()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -120,7 +141,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self.in_head:
             self._expect(HEAD_SECONDS)
-        self.completed = False
+        self.completed, self.chunks = False, FEW_CHUNKS + len(data) // CHUNK
         super().data_received(data)
         # where a message ended in these data, they were its body, too
         if self.in_head and not self.completed and not self.transport.is_closing():
@@ -146,6 +167,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_WAITING:
             raise ValueError("too many requests wait for their answers")
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.chunks -= 1
+        if self.chunks < 0:
+            raise ValueError("the body comes in too many small chunks")
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._forget_timer()

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Literal
+from ctypes import c_int
+from typing import Any
 
 import torch
 
 from ..generation.decoder import Decoder
-from ..generation.outputs import TokenOutput
-from ..generation.sequence import Sequence
 from ..model.modeling_armd import ArmdLM
 from ..native.library import release_threads
 from .cache_pool import CachePool, threads_for
@@ -63,7 +62,7 @@ class Engine:
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
-        self.wake = threading.Condition()
+        self.wake, self.interrupt = threading.Condition(), c_int(0)
         self.stopping, self.cut_at = False, math.inf
         self.threads = threads or threads_for(model)
         self.thread = threading.Thread(target=self._run, name="armd-engine", daemon=True)
@@ -79,8 +78,7 @@ class Engine:
         *,
         later: Callable[[Callable[[], None]], object] = lambda wake: wake(),
     ) -> list[ScheduledRequest]:
-        """All of them, or none: raises QueueFull where the queue has no room, ShuttingDown at the
-        end. With `later`, an engine at rest is woken by what is handed to it."""
+        """All or none: raises QueueFull or ShuttingDown. `later` wakes an engine at rest."""
         with self.wake:
             self.check(len(requests))
             now, one = time.monotonic(), object()
@@ -91,7 +89,11 @@ class Engine:
 
     def _wake(self) -> None:
         with self.wake:
-            self.wake.notify()
+            self._notify()
+
+    def _notify(self) -> None:
+        self.interrupt.value = 1  # the step under way is the last of its call
+        self.wake.notify()
 
     def run_exclusive(self, work: Callable[[], Any]) -> "Future[Any]":
         """Call `work` between two passes, where it has the model for itself."""
@@ -99,15 +101,15 @@ class Engine:
         with self.wake:
             self.check(1)
             self.exclusive.append((work, future))
-            self.wake.notify()
+            self._notify()
         return future
 
-    def score(self, job: ScoreJob) -> "Future[TokenScores]":
-        """Have a text scored, together with others that wait."""
+    def score(self, job: ScoreJob, *, admitted: bool = False) -> "Future[TokenScores]":
         with self.wake:
-            self.check(1)
+            if not admitted:  # the request has its place in the queue
+                self.check(1)
             self.scores.waiting.append(job)
-            self.wake.notify()
+            self._notify()
         return job.future
 
     def cancel(self, scheduled: Several[ScheduledRequest]) -> None:
@@ -118,13 +120,13 @@ class Engine:
             left = deque(entry for entry in self.waiting if not entry.cancelled)
             self.metrics.abandoned += len(self.waiting) - len(left)
             self.waiting = left
-            self.wake.notify()
+            self._notify()
 
     def stop(self, grace: float = 0.0) -> None:
         """Take nothing new; after `grace` seconds end what is left with what it has."""
         with self.wake:
             self.stopping, self.cut_at = True, time.monotonic() + grace
-            self.wake.notify()
+            self._notify()
 
     def join(self, seconds: float | None = None) -> bool:
         self.thread.join(seconds)
@@ -156,7 +158,6 @@ class Engine:
             self._deliver()
 
     def _deliver(self) -> None:
-        """Flush the outbox."""
         outbox, self.outbox, self.flush_now, self.last = self.outbox, [], False, time.monotonic()
         if outbox:
             with suppress(RuntimeError):  # the server's loop has closed: nobody listens
@@ -177,6 +178,7 @@ class Engine:
 
     def _fill_slots(self) -> None:
         """Clear the slots and give them to waiting requests."""
+        self.interrupt.value = 0
         self._expire(time.monotonic())
         while self.waiting and (entry := next_of(self.waiting, self.active, self.slots)):
             self.waiting.remove(entry)
@@ -255,29 +257,33 @@ class Engine:
             for entry in list(self.active):
                 self._begin(entry)
             share_pass(self.active)
-        sequences = [entry.sequence for entry in self.active if entry.sequence]
-        if not sequences:
+        # others wait for one of them to read their prompt
+        ready = [(entry, entry.sequence) for entry in self.active if entry.sequence]
+        if not ready:
             return
-        scheduled = list(self.active)
-        if len(sequences) < len(scheduled):  # some wait for another to read their prompt
-            scheduled = [entry for entry in scheduled if entry.sequence]
+        sequences, firsts = [one for _, one in ready], [one.step for _, one in ready]
+        left = self.last + FLUSH_INTERVAL - time.monotonic()
         try:
-            results = self.decoder.step(sequences)
+            rounds = self.decoder.steps(sequences, left, self.interrupt)
         except Exception as error:  # whatever it is, the server goes on
-            for entry in scheduled:
+            for entry, _ in ready:
                 self._finish(entry, Failed(repr(error)))
             return
-        for entry, sequence, result in zip(scheduled, sequences, results, strict=True):
-            if isinstance(result, Exception):
-                self._finish(entry, Failed(repr(result)))
-            elif not sequence.step:
-                keep_prompt(self.pool, entry, sequence)
-            elif not entry.cancelled:
-                self._emit(entry, sequence, result)
+        each = (time.perf_counter() - start) / len(rounds)
+        for number, results in enumerate(rounds):
+            for (entry, sequence), first, result in zip(ready, firsts, results, strict=True):
+                if isinstance(result, Exception):
+                    self._finish(entry, Failed(repr(result)))
+                elif not sequence.step:
+                    keep_prompt(self.pool, entry, sequence)
+                elif not entry.cancelled:
+                    event = StepEvent(first + number, result, start + (number + 1) * each)
+                    self._emit(entry, event)
+        for entry, sequence in ready:
+            if sequence.done and not entry.cancelled:
+                self._finish(entry, Ended("stop" if sequence.stopped else "length"))
         seconds = time.perf_counter() - start
-        self.metrics.passes += 1
-        self.metrics.rows += len(scheduled)
-        self.metrics.busy_seconds += seconds
+        self.metrics.passed(len(rounds), len(ready) * len(rounds), seconds)
         self.shares.passed(seconds)
 
     def _begin(self, entry: ScheduledRequest) -> None:
@@ -286,15 +292,9 @@ class Engine:
         except Exception as error:  # one request's failure is not the others'
             self._finish(entry, Failed(repr(error)))
 
-    def _emit(
-        self, entry: ScheduledRequest, sequence: Sequence, tokens: tuple[TokenOutput, ...]
-    ) -> None:
-        if sequence.step == 1:
+    def _emit(self, entry: ScheduledRequest, event: StepEvent) -> None:
+        if event.step == 0:
             self.metrics.first_token(time.monotonic() - entry.arrived)
             self.flush_now = True
-        self.metrics.tokens += len(tokens)
-        event = StepEvent(sequence.step - 1, tokens, time.perf_counter())
+        self.metrics.tokens += len(event.tokens)
         self.outbox.append((entry.request.callback, event))
-        if sequence.done:
-            why: Literal["stop", "length"] = "stop" if sequence.stopped else "length"
-            self._finish(entry, Ended(why))

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from ..data.template import fill_in, parts
 from ..generation.outputs import TokenOutput
@@ -14,8 +14,9 @@ from .errors import Refusal, responses
 from .events import Ended, Failed, StepEvent
 from .json_route import JsonRoute
 from .schema import Infilled, InfillRequest, Json
-from .service import OutputStream, Service, any_seed, encoding, unless_gone
-from .sse import STREAMED, EventStream
+from .service import OutputStream, Service, any_seed, unless_gone
+from .side_work import aside, encoding
+from .sse import STREAMED, EventStream, json_answer
 
 
 @dataclass
@@ -36,8 +37,9 @@ class InfillState:
     """Where the first EOS that was generated stands."""
 
 
-def state_of(service: Service, asked: InfillRequest) -> InfillState:
-    """Everything that can be wrong is found here, before anything is written."""
+def check_asked(service: Service, asked: InfillRequest) -> None:
+    """What is wrong whatever the text's tokens are, and seen at once: before the queue is asked for
+    room, because to come again would not mend it."""
     service.is_ours(asked.model)
     said = {
         "text": asked.text is not None,
@@ -46,13 +48,21 @@ def state_of(service: Service, asked: InfillRequest) -> InfillState:
     }
     if sum(said.values()) != 1:
         raise Refusal(400, f"say what to fill, with one of {', '.join(said)}")
+    tokens, known = asked.tokens or [], asked.known or []
+    if asked.tokens is not None and len(known) != len(tokens):
+        raise Refusal(400, f"known has {len(known)} for {len(tokens)} tokens", param="known")
+    service.tokenizer.check_count(len(tokens))
+    for name in ("text", "prompt"):
+        service.tokenizer.check_length(getattr(asked, name) or "", name)
+
+
+def state_of(service: Service, asked: InfillRequest) -> InfillState:
+    """All else that can be wrong is found here, before anything is written."""
     seed, eos = any_seed(asked.seed), None
     if asked.text is not None:
         tokens, known = _template(service, asked, asked.text)
     elif asked.tokens is not None:
         tokens, known = list(asked.tokens), asked.known or []
-        if len(known) != len(tokens):
-            raise Refusal(400, f"known has {len(known)} for {len(tokens)} tokens", param="known")
     else:
         given = service.tokenizer.encode(asked.prompt or "", "prompt")
         most, eos = service.tokenizer.max_length, service.tokenizer.eos
@@ -65,7 +75,6 @@ def state_of(service: Service, asked: InfillRequest) -> InfillState:
 
 
 def _template(service: Service, asked: InfillRequest, text: str) -> tuple[list[int], list[bool]]:
-    service.tokenizer.check_length(text, "text")
     lengths = asked.blank_length if isinstance(asked.blank_length, list) else [asked.blank_length]
     blanks = len(parts(text, asked.blank)) - 1
     service.tokenizer.check_count(sum(lengths) * (blanks if len(lengths) == 1 else 1))
@@ -159,6 +168,7 @@ async def whole(service: Service, state: InfillState, outputs: OutputStream) -> 
 
 
 async def answer(service: Service, asked: InfillRequest, request: Request) -> Response:
+    check_asked(service, asked)
     size, longest = len(asked.text or asked.prompt or ""), service.tokenizer.max_length
     with service.room(1):
         state = await encoding(size, lambda: state_of(service, asked), places=longest)
@@ -166,7 +176,8 @@ async def answer(service: Service, asked: InfillRequest, request: Request) -> Re
     outputs = service.write([state.plan], asked, prompts=[None], **options)
     if asked.stream:
         return EventStream(request, streamed(service, state, outputs), outputs.cancel)
-    return JSONResponse(await unless_gone(request, whole(service, state, outputs)))
+    found = await unless_gone(request, whole(service, state, outputs))
+    return await aside(len(state.tokens) * (1 + asked.rivals), lambda: json_answer(found))
 
 
 def routes(service: Service) -> APIRouter:

@@ -51,6 +51,11 @@ class Metrics:
     whole: Histogram = field(default_factory=Histogram)
     answers: dict[tuple[str, int], int] = field(default_factory=dict)
 
+    def passed(self, passes: int, rows: int, seconds: float) -> None:
+        self.passes += passes
+        self.rows += rows
+        self.busy_seconds += seconds
+
     def first_token(self, seconds: float) -> None:
         self.wait.add(seconds)
 

@@ -5,6 +5,7 @@ from math import exp
 
 import torch
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from ..errors import ArmdError
 from ..model import order as orders
@@ -22,7 +23,9 @@ from .schema import (
     Tokenized,
     TokenizeRequest,
 )
-from .service import Service, any_seed, encoding, unless_gone
+from .service import Service, any_seed, unless_gone
+from .side_work import aside, encoding
+from .sse import json_answer
 
 
 def order_of(asked: ScoreRequest, n: int) -> Order:
@@ -42,7 +45,7 @@ def shape_of(order: Order) -> Json:
     return {"position": order.position.tolist(), "block": order.block.tolist()}
 
 
-async def score(service: Service, asked: ScoreRequest) -> Json:
+async def score(service: Service, asked: ScoreRequest) -> Response:
     """One pass over the whole text, together with others that wait."""
     service.is_ours(asked.model)
     if (asked.text is None) == (asked.tokens is None):
@@ -50,6 +53,7 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
     ids = asked.tokens
     if ids is None:
         text = asked.text or ""
+        service.tokenizer.check_length(text, "text")  # no room in the queue would mend it
         with service.room(1):
             ids = await encoding(len(text), lambda: service.tokenizer.encode(text, "text"))
     service.tokenizer.check_count(len(ids))
@@ -58,14 +62,20 @@ async def score(service: Service, asked: ScoreRequest) -> Json:
     order = order_of(asked, len(ids))
     logp = (await service.score(ids, order)).logp
     total = sum(logp)
-    return {
-        "log_likelihood": total,
-        "tokens": ids,
-        "pieces": [service.tokenizer.piece(token) for token in ids],
-        "logprobs": logp,
-        "perplexity": exp(min(-total / len(logp), 700)),
-        "order": shape_of(order),
-    }
+
+    def found() -> Response:
+        return json_answer(
+            {
+                "log_likelihood": total,
+                "tokens": ids,
+                "pieces": [service.tokenizer.piece(token) for token in ids],
+                "logprobs": logp,
+                "perplexity": exp(min(-total / len(logp), 700)),
+                "order": shape_of(order),
+            }
+        )
+
+    return await aside(4 * len(ids), found)
 
 
 def drawn_order(asked: OrderRequest) -> Order:
@@ -84,7 +94,7 @@ def routes(service: Service) -> APIRouter:
     @router.post(
         "/v1/score", response_model=Scored, responses=responses(404, 408, 413, 415, 429, 500, 503)
     )
-    async def score_route(asked: ScoreRequest, request: Request) -> Json:
+    async def score_route(asked: ScoreRequest, request: Request) -> Response:
         """The exact log-likelihood of a text under an order, in nats."""
         return await unless_gone(request, score(service, asked))
 
@@ -93,16 +103,21 @@ def routes(service: Service) -> APIRouter:
         """An order, to be drawn."""
         return shape_of(drawn_order(asked))
 
-    @router.post("/v1/tokenize", response_model=Tokenized, responses=usual)
-    async def tokenize_route(asked: TokenizeRequest, _: Request) -> Json:
+    @router.post(
+        "/v1/tokenize", response_model=Tokenized, responses=responses(408, 413, 415, 429, 500, 503)
+    )
+    async def tokenize_route(asked: TokenizeRequest, _: Request) -> Response:
         """A text's tokens."""
         tokenizer = service.tokenizer
         encode = tokenizer.encode_suffix if asked.continues else tokenizer.encode
 
-        def tokens() -> Json:
+        def tokens() -> Response:
             ids = encode(asked.text, "text")
-            return {"tokens": ids, "pieces": [tokenizer.piece(token) for token in ids]}
+            pieces = [tokenizer.piece(token) for token in ids]
+            return json_answer({"tokens": ids, "pieces": pieces})
 
-        return await encoding(len(asked.text), tokens)
+        tokenizer.check_length(asked.text, "text")
+        with service.room(1):
+            return await encoding(len(asked.text), tokens)
 
     return router

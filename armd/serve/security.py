@@ -26,7 +26,7 @@ SMALL_BODY = 1 << 16
 LARGE_RATE = 16 << 20
 """Bytes of larger bodies that are taken in a second, from all clients together: hundreds of them
 at a time would leave no time for anybody else."""
-SINGLE = (b"host", b"origin", b"content-type", b"content-length", b"authorization")
+SINGLE = tuple(b"host origin sec-fetch-site content-type content-length authorization".split())
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

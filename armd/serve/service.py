@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,9 +32,6 @@ from .score_batches import ScoreJob, TokenScores
 from .templates import TemplateQueue
 
 Answer = TypeVar("Answer")
-INLINE = 4096
-"""Places of a plan, or entries of an answer, that are worked on at once; more are, in a thread,
-while others go on."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +148,7 @@ class Service:
         seed: int,
         eos: int | None,
         top_logprobs: int = 0,
+        deadline: float | None = None,
     ) -> "OutputStream":
         """Have sequences generated, the i-th from the i-th generator of the seed, as armd.generate
         does with rows. `prompts`: which of them are given the same."""
@@ -165,7 +163,7 @@ class Service:
                 outputs.callback(index),
                 eos=eos,
                 top_logprobs=top_logprobs,
-                deadline=time.monotonic() + self.limits.timeout,
+                deadline=deadline or time.monotonic() + self.limits.timeout,
                 prompt=prompt,
             )
             for index, (plan, generator, prompt) in enumerate(of_each)
@@ -176,19 +174,27 @@ class Service:
         outputs.scheduled = self.engine.submit(requests, later=later)
         return outputs
 
-    async def score(self, tokens: list[int], order: Order, *, top_logprobs: int = 0) -> TokenScores:
+    async def score(
+        self,
+        tokens: list[int],
+        order: Order,
+        *,
+        top_logprobs: int = 0,
+        deadline: float | None = None,
+        admitted: bool = False,
+    ) -> TokenScores:
         """log p of each token of a text, between two passes of the texts being generated."""
         self.tokenizer.check_count(len(tokens))
-        vocabulary = self.model.config.vocab_size
-        if max(tokens) >= vocabulary:
+        if max(tokens) >= (vocabulary := self.model.config.vocab_size):
             reason = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
             raise Refusal(400, reason, param="tokens")
         if len(order) != len(tokens):
             raise ArmdError(f"the order is for {len(order)} tokens, the text has {len(tokens)}")
         self.model.check_order(order)
-        future = self.engine.score(ScoreJob(tokens, order, top_logprobs))
+        future = self.engine.score(ScoreJob(tokens, order, top_logprobs), admitted=admitted)
+        seconds = deadline - time.monotonic() if deadline else self.limits.timeout
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.limits.timeout)
+            return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
         except TimeoutError:
             raise Refusal(503, "no time for it; try again later", code="timeout") from None
 
@@ -254,18 +260,6 @@ def blank_order(asked: Choosing, n: int, words: tuple[Any, ...]) -> tuple[list[i
         position = drawn.position.tolist()
     order = Order(torch.tensor(position), torch.arange(n) // asked.streams)
     return order.position.tolist(), order.block.tolist()
-
-
-async def aside(size: int, work: Callable[[], Answer]) -> Answer:
-    """Work on a request or an answer of this size: in a thread where it takes long."""
-    return await asyncio.to_thread(work) if size > INLINE else work()
-
-
-async def encoding(size: int, work: Callable[[], Answer], places: int = 0) -> Answer:
-    """Work that encodes so many characters, and plans so many places. A tokenizer is somebody
-    else's: its patterns may take minutes for a short text, so that none of it is done on the event
-    loop."""
-    return await asyncio.to_thread(work) if size else await aside(places, work)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:

@@ -22,6 +22,10 @@ def dumped(content: Any) -> bytes:
     return to_json(content, inf_nan_mode="null")
 
 
+def json_answer(content: Any) -> Response:
+    return Response(dumped(content), media_type="application/json")
+
+
 def data(content: Any) -> bytes:
     """An event: words, JSON that was dumped, or what is to be dumped."""
     if isinstance(content, str):

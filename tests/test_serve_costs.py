@@ -1,0 +1,148 @@
+"""What costs a client little costs the server little: chunks, texts to be encoded, answers that are
+not read, scores of prompts."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import httpx
+import pytest
+from patience import PATIENCE
+from serving import running
+from test_serve_connections import answer, ask, opened
+
+from armd.serve import connections, side_work
+from armd.serve.connections import LimitedProtocol
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as made:
+        yield made
+
+
+@pytest.mark.parametrize("size, status", [(1, b"400"), (16, b"400"), (512, b"200")])
+def test_a_body_in_very_small_chunks_is_refused_before_it_is_read(
+    server, size: int, status: bytes
+) -> None:
+    """Each chunk costs as much as hundreds of bytes; larger ones are a body like any other."""
+    body = json.dumps({"text": "a"}).encode() + b" " * 60_000
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    head = b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with opened(server) as line:
+        with suppress(OSError):  # it hangs up in the middle
+            line.sendall(head + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+            line.sendall(b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts))
+            line.sendall(b"0\r\n\r\n")
+        assert answer(line).split(b" ", 2)[1] == status
+
+
+def small_buffers(server, line: socket.socket) -> LimitedProtocol:
+    """The server's end of a connection, whose kernel's buffers do not hold megabytes any more."""
+    begin = time.monotonic()
+    while time.monotonic() < begin + PATIENCE:
+        for mine in list(server.server.server_state.connections):
+            if mine.client == line.getsockname():
+                number = os.dup(mine.transport.get_extra_info("socket").fileno())
+                with socket.socket(fileno=number) as theirs:
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                return mine
+        time.sleep(0.01)
+    raise AssertionError("the server has no such connection")
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    begin = time.monotonic()
+    while not holds():
+        assert time.monotonic() < begin + PATIENCE
+        time.sleep(0.01)
+
+
+def test_answers_that_wait_to_be_read_have_a_bounded_sum(server, monkeypatch) -> None:
+    """Who has not read for the longest time is hung up on first."""
+    asked = {"prompt": [97] * 60, "max_tokens": 0, "echo": True, "n": 64}
+    body = json.dumps(asked).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    post += b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    monkeypatch.setattr(connections, "MOST_UNREAD", 200_000)
+    lines, ends = [], []
+    try:
+        for _ in range(5):
+            line = socket.socket()
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.connect(("127.0.0.1", server.port))
+            lines.append(line)
+            ends.append(small_buffers(server, line))
+            line.sendall(post * 15)
+            wait_until(lambda end=ends[-1]: end.paused or end.transport.is_closing())
+        wait_until(ends[0].transport.is_closing)
+        left = [end for end in ends if end.paused]
+        assert left and left == ends[-len(left) :]  # the last ones
+        # of the answer that was being sent when a connection was counted, more may have come
+        waits = sum(end.transport.get_write_buffer_size() for end in left)
+        assert waits <= 200_000 + 10_000 * len(left) < 250_000
+        assert ask(server) == 200
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_a_text_is_encoded_where_the_queue_has_room(server, monkeypatch) -> None:
+    """Encoding takes time of all cores, and what is asked for without end must have one."""
+    url, body = server.url + "/v1/tokenize", {"text": "abc"}
+    assert httpx.post(url, json=body).json()["tokens"] == [97, 98, 99]
+    monkeypatch.setattr(server.service, "coming", 1000)
+    found = httpx.post(url, json=body)
+    assert found.status_code == 429 and "retry-after" in found.headers
+    monkeypatch.setattr(server.service, "coming", 0)
+    assert httpx.post(url, json=body).status_code == 200
+
+
+def test_all_scores_of_a_request_have_one_deadline(monkeypatch) -> None:
+    """Not one after the other the time of a whole request."""
+    with running(timeout=1000.0) as server:
+        given, score = [], server.service.score
+
+        async def noted(*words, deadline: float, **options):
+            given.append(deadline)
+            return await score(*words, deadline=deadline, **options)
+
+        monkeypatch.setattr(server.service, "score", noted)
+        begin = time.monotonic()
+        body = {"prompt": [[97], [98], [99]], "max_tokens": 1, "echo": True, "logprobs": 0}
+        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        assert len(given) == 3 and len(set(given)) == 1
+        assert begin < given[0] - 1000.0 < time.monotonic()
+
+
+def test_short_texts_do_not_wait_for_long_ones(server, monkeypatch) -> None:
+    """However many long ones are being encoded."""
+    begun, free = threading.Event(), threading.Event()
+    encode = server.service.tokenizer.encode
+
+    def slow(text: str, param: str) -> list[int]:
+        if len(text) > side_work.INLINE:
+            begun.set()
+            assert free.wait(PATIENCE)
+            text = "a"
+        return encode(text, param)
+
+    monkeypatch.setattr(server.service.tokenizer, "encode", slow)
+    monkeypatch.setattr(server.service.tokenizer, "check_length", lambda *_: None)
+    url, long = server.url + "/v1/tokenize", {"text": "a" * (side_work.INLINE + 1)}
+    asking = [
+        threading.Thread(target=httpx.post, args=(url,), kwargs={"json": long}) for _ in "abcdefgh"
+    ]
+    try:
+        for thread in asking:
+            thread.start()
+        assert begun.wait(PATIENCE)
+        assert httpx.post(url, json={"text": "ab"}).json()["tokens"] == [97, 98]
+    finally:
+        free.set()
+        for thread in asking:
+            thread.join(PATIENCE)
