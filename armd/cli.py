@@ -160,10 +160,11 @@ def whole_numbers(given: list[str]) -> Any:
 
 
 def main() -> None:
-    from .runtime.signals import hide_lost_interrupts
+    from .runtime.signals import end_with_parent, hide_lost_interrupts
     from .runtime.standard_streams import mend_streams, widen
     from .runtime.threads import bind_threads, limit_spinning
 
+    end_with_parent()
     mend_streams()
     hide_lost_interrupts()
     widen()

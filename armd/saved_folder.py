@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .baselines import MODELS, name_of
+from .data.source_ends import leave_out_ends
 from .errors import ArmdError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def finish_folder(
     """Add all that to a folder of weights and, if there is one, a tokenizer. `about`: facts for the
     card; `losses`: nats a token on held-out text, by order, at step `losses_step`."""
     config.architectures = [MODELS[name_of(config)][1]]
+    leave_out_ends(folder)
     config.eos_token_id, config.pad_token_id = add_pad(folder)
     add_code(config, folder)
     config.save_pretrained(str(folder))

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from .model.order import Order
 
 
+OPTIONS = {
+    "left_to_right": (),
+    "strided": ("streams",),
+    "random": ("generator",),
+    "shuffled": ("rho", "how", "generator"),
+    "masking": ("steps", "schedule", "generator"),
+    "infill": ("known", "streams"),
+}
+"""What each order takes; the first, but for a generator, it needs."""
+
+
 @dataclass(frozen=True)
 class Score:
     """How probable a text is under an order."""
@@ -147,19 +158,37 @@ class TextModel:
 
         from .model.eval_mode import without_dropout
         from .model.likelihood import log_likelihood
-        from .model.order import Order, named
+        from .model.order import Order, named, spelled
 
         tokens = self.encode(text)
         if not tokens:
             raise ArmdError("there is nothing to score; give at least one token of text")
         if isinstance(order, Order) and options:
             raise ArmdError(f"an Order says all of itself; leave out {', '.join(options)}")
+        if not isinstance(order, Order):
+            check_options(spelled(str(order)), options)
         chosen = order if isinstance(order, Order) else named(str(order), len(tokens), **options)
         chosen = chosen.rows(1)
         with torch.no_grad(), without_dropout(self.model):
             ids = torch.tensor([tokens], device=self.model.device)
             logp = log_likelihood(self.model, ids, chosen)[0].double().cpu()
         return Score(tokens, logp[chosen.inverse()[0].cpu()].tolist())
+
+
+def check_options(order: str, options: dict[str, Any]) -> None:
+    """Raise where an order lacks what makes it more than left to right, or takes no such option."""
+    if order not in OPTIONS:
+        return  # there is no such order, which is said where it is made
+    takes = OPTIONS[order]
+    for name in options:
+        if name not in takes:
+            other = next((f", or ask for '{o}'" for o, t in OPTIONS.items() if name in t), "")
+            raise ArmdError(f"order '{order}' takes no {name}; leave it out{other}")
+    needed = next(iter(takes), "generator")
+    if needed != "generator" and needed not in options:
+        example = {"known": "known=tensor"}.get(needed, f"{needed}=2")
+        call = f'score(text, order="{order}", {example})'
+        raise ArmdError(f"order '{order}' needs {needed}; give {call}")
 
 
 def check_text(text: str) -> None:

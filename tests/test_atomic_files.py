@@ -149,3 +149,14 @@ def test_a_write_that_fails_leaves_nothing_beside_it(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         write_figures(tmp_path / "a" / "figures.json", {"lost": 1})
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["figures.json"]
+
+
+def test_what_comes_to_nothing_leaves_no_folder_above_it(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for above in ("new/too", "old/new", "old"):
+        with pytest.raises(ArmdError, match="refused"), new_folder(tmp_path / above / "out"):
+            raise ArmdError("refused")
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    with new_folder(tmp_path / "new" / "too" / "out") as folder:
+        (folder / "file").write_text("kept")
+    assert (tmp_path / "new" / "too" / "out" / "file").read_text() == "kept"

@@ -1,6 +1,7 @@
 """AutoModelForCausalLM takes what it heeds and refuses the rest; generate of transformers passes it
 more than forward takes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from armd.errors import ArmdError
+from armd.model.causal_armd import ArmdForCausalLM
+from armd.model.configuration_armd import ArmdConfig
+from armd.model.modeling_armd import ArmdLM
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -69,3 +73,31 @@ def test_the_carried_generate_names_what_it_does_not_take(unchecked: None) -> No
         with pytest.raises(ArmdError, match=f"takes no {name}"):
             model.generate(tokens, max_new_tokens=2, **{name: value})
     assert model.generate(tokens, max_new_tokens=2, num_beams=None).shape == (1, 5)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_logits_are_kept_at_indices_too(query: str) -> None:
+    """As models of transformers do: a number is of the last ones, a tensor names places."""
+    model, tokens = causal(query), torch.tensor([[1, 2, 3, 4, 5, 6]] * 2)
+    whole = model(tokens).logits
+    for places in ([0, 4, 2], [-1], [3]):
+        for cached in {False, model.cached}:
+            kept = model(tokens, logits_to_keep=torch.tensor(places), use_cache=cached).logits
+            torch.testing.assert_close(kept, whole[:, places])
+    for every in (0, None):
+        assert torch.equal(model(tokens, logits_to_keep=every).logits, whole)
+    torch.testing.assert_close(model(tokens, logits_to_keep=2).logits, whole[:, -2:])
+
+
+@pytest.mark.parametrize("asked", ["flash_attention_2", "flex_attention", "nonsense"])
+def test_another_attention_is_refused_for_what_it_is(asked: Any, tmp_path: Path) -> None:
+    """The folder is a good one; what every tool passes is taken."""
+    causal("neighbor").save_pretrained(tmp_path)
+    said = "has its own attention, not .*; leave attn_implementation out"
+    config = ArmdConfig.from_pretrained(tmp_path, attn_implementation=asked)  # as Auto classes do
+    for kind in (ArmdLM, ArmdForCausalLM):
+        for given in ({"attn_implementation": asked}, {"config": config}):
+            with pytest.raises(ArmdError, match=said):
+                kind.from_pretrained(tmp_path, **given)
+        for usual in ("eager", "sdpa", None):
+            assert kind.from_pretrained(tmp_path, attn_implementation=usual)

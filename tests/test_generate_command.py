@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from patience import PATIENCE
 from small import case_of
 
@@ -249,28 +249,15 @@ def test_folders_that_hold_no_model_of_ours(folder: Path, tmp_path: Path) -> Non
     assert load_model(folder).config.vocab_size == load_tokenizer(folder).vocab_size == 257
 
 
-def start(*words: object, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*launcher, "-m", "armd.cli", "generate", *map(str, words)]
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell may have started us deaf to interrupts, and children inherit that
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-
-
 def test_an_interrupt_keeps_what_was_written(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     words = (folder, "--count", 100_000, "--length", 60, "--batch", 1, "--no-stop", "--out", out)
-    process = start(*words)
-    while process.poll() is None and (not out.exists() or out.read_text().count("\n") < 3):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130 and "Traceback" not in err
+    with Forked(["generate", *map(str, words)], stderr=subprocess.PIPE) as process:
+        while process.poll() is None and (not out.exists() or out.read_text().count("\n") < 3):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        err = process.stderr.read()
+        assert process.wait() == 130 and "Traceback" not in err
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert [record["index"] for record in records] == list(range(len(records)))
     assert f"kept {len(records)} samples in" in err
@@ -283,9 +270,11 @@ def test_processes_share_the_prompts(folder: Path, tmp_path: Path) -> None:
     alone = run(*words, tmp_path / "alone.jsonl")
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     launcher += ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    process = start(*words, tmp_path / "shared.jsonl", launcher=launcher)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
+    command = [*launcher, "-m", "armd.cli", "generate", *words, tmp_path / "shared.jsonl"]
+    options = {"env": os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}}
+    options |= {"stderr": subprocess.PIPE, "timeout": PATIENCE}
+    done = subprocess.run([str(word) for word in command], **options)
+    assert done.returncode == 0, done.stderr
     lines = (tmp_path / "shared.jsonl").read_text("utf-8").splitlines()
     assert same([json.loads(line) for line in lines], alone)
     assert {path.name for path in tmp_path.iterdir()} == {"alone.jsonl", "shared.jsonl"}

@@ -4,16 +4,14 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_generate_command import ROOT
+from forked import Forked
 
 from armd import cli
 from armd.commands import generate, generate_outputs
@@ -216,14 +214,10 @@ def test_a_full_disk_keeps_whole_rows(
 
 def test_killed_and_resumed_equals_whole(folder: Path, whole: bytes, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "armd.cli", *words(folder, out)]
-    process = subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
-    )
-    while process.poll() is None and not (out.exists() and out.stat().st_size):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with Forked(words(folder, out), stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not (out.exists() and out.stat().st_size):
+            time.sleep(0.01)
+        process.kill()
     cli.run(words(folder, out, "--resume"))
     records, expected = (
         [json.loads(line) for line in text.splitlines()] for text in (out.read_bytes(), whole)

@@ -17,7 +17,8 @@ from armd.data.sources import HubDataset
 from armd.data.tokenizer import find_tokenizer, trained_tokenizer, with_ends
 from armd.errors import ArmdError
 from armd.runtime.atomic_files import SUMS
-from armd.train.adapt_data import from_samples
+from armd.train.adapt_data import dataset_for, from_samples
+from armd.train.run_folder import BASE, CONFIG
 
 LINES = "".join(f"line {n} says that all is well and well\n" for n in range(80))
 
@@ -115,14 +116,20 @@ def test_a_dataset_of_an_earlier_version_names_no_bos_and_is_taken(named: Path, 
         prepare(job)
 
 
-def test_samples_that_became_a_dataset_are_of_one_tokenizer(named: Path):
-    samples, folder = named.parent / "samples.jsonl", named.parent / "run-data"
+def test_samples_that_became_a_dataset_are_of_the_tokenizer_of_the_run(named: Path):
+    samples, run = named.parent / "samples.jsonl", named.parent / "run"
     samples.write_text('{"ids": [5, 6, 7]}\n' * 40)
-    assert from_samples(samples, named, folder) == folder
-    assert from_samples(samples, named, folder) == folder
+    for _ in range(2):
+        assert dataset_for(str(samples), named, run) == named.parent / "run-data"
+    shutil.copytree(named, kept := run / BASE)
     put_tokenizer(named, text="other words, of other letters; " * 40)
     with pytest.raises(ArmdError, match=r"another tokenizer than .*named has now; remove it"):
-        from_samples(samples, named, folder)
+        dataset_for(str(samples), named, run)
+    (run / CONFIG).write_text("{}")  # a run that has begun goes on with the model it keeps
+    assert dataset_for(str(samples), named, run) == named.parent / "run-data"
+    put_tokenizer(kept, eos_token="<other>")
+    with pytest.raises(ArmdError, match=r"another tokenizer than .*base has now; remove it"):
+        dataset_for(str(samples), named, run)
 
 
 def test_files_that_are_of_another_split_now_are_other_source_files(tmp_path: Path, capsys):

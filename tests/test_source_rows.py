@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("source")
     source_model("llama", made / "source")
     convert(str(made / "source"), made / "ours")
-    (made / "own.jsonl").write_text(json.dumps({"ids": [1] * 64}) + "\n")
+    (made / "own.jsonl").write_text(2 * (json.dumps({"ids": [1] * 64}) + "\n"))
     return made
 
 

@@ -244,6 +244,23 @@ def test_a_score_takes_an_order_of_ones_own(loaded, unchecked) -> None:
             loaded.score("an order", order=order, **options)
 
 
+@pytest.mark.parametrize(
+    ("order", "options", "said"),
+    [
+        ("strided", {}, "order 'strided' needs streams; give score.*streams=2"),
+        ("shuffled", {"how": "move"}, "order 'shuffled' needs rho; give score.*rho="),
+        ("masking", {}, "order 'masking' needs steps; give score.*steps="),
+        ("left-to-right", {"streams": 4}, "takes no streams; leave it out, or .* 'strided'"),
+        ("random", {"rho": 4}, "takes no rho; leave it out, or .* 'shuffled'"),
+        ("strided", {"streams": 2, "step": 4}, "takes no step; leave it out$"),
+    ],
+)
+def test_a_score_is_of_the_order_that_was_asked_for(loaded, order, options, said) -> None:
+    """Not of left to right, which is what an order without its option comes to."""
+    with pytest.raises(ArmdError, match=said):
+        loaded.score("an order", order=order, **options)
+
+
 def test_a_name_is_no_order_to_write_in(loaded, unchecked) -> None:
     for length in (5, 6):
         with pytest.raises(ArmdError, match=r"not str; .*armd\.order\.named"):

@@ -48,6 +48,7 @@ class Quantization:
 def quantize(job: Quantization) -> None:
     """Round, measure, write, and say what it cost."""
     from ..baselines import knows_orders
+    from ..data.source_ends import leave_out_ends
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
     from ..pretrained import in_memory, is_quantized, load_model, model_folder, saved_kind
@@ -75,6 +76,7 @@ def quantize(job: Quantization) -> None:
             if ours and file.is_file() and not (aside / file.name).exists():
                 refuse_link(file)
                 shutil.copyfile(file, aside / file.name)
+        leave_out_ends(aside)
         write_sums(aside)
     size = (job.out / "model.safetensors").stat().st_size
     kept = ", ".join(cast(FastLM, packed).kept)

@@ -8,13 +8,16 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.tokenizer import from_folder
 from ..errors import ArmdError
+from ..runtime.atomic_files import made_folder
 from ..runtime.lock import locked
 from ..runtime.signals import raise_if_stopped, terminated_as_interrupt
 from .family import WRONG_KINDS, llama3_factors
@@ -22,7 +25,7 @@ from .gguf_source import FREQUENCIES, INNER, OUTER
 from .gguf_tokenizer import SPACE
 from .layout import interleaved
 from .source import read_json
-from .to_llama import Ours, bos_and_eos, check_bos, open_ours
+from .to_llama import Ours, bos_and_eos, check_bos, copy_tokenizer, open_ours
 from .weight_file import check_disk
 
 if TYPE_CHECKING:
@@ -50,9 +53,8 @@ def to_gguf(run: str, out: Path, kind: str) -> Ours:
     check_disk(out, sum(size for _, size in sizes.values()))
     aside = out.with_name(f".{out.name}.tmp")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
-        with terminated_as_interrupt(), lock as held:
+        with terminated_as_interrupt(), made_folder(out.parent), lock as held:
             aside.unlink(missing_ok=True)  # it may be a link
             try:
                 write(ours, aside, kind, sizes)
@@ -203,7 +205,10 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
         writer.add_add_space_prefix(checked_space(from_folder(ours.folder).backend))
     elif not merges:  # each byte is a token; without the list nobody reads the file
         writer.add_key_value(gguf.Keys.Tokenizer.MERGES, [], gguf.GGUFValueType.ARRAY)
-    special = gguf.SpecialVocab(ours.folder, load_merges=merges, n_vocab=len(words))
+    with tempfile.TemporaryDirectory() as folder:
+        copy_tokenizer(ours.folder, Path(folder))
+        shutil.copyfile(ours.folder / "config.json", Path(folder, "config.json"))
+        special = gguf.SpecialVocab(folder, load_merges=merges, n_vocab=len(words))
     bos, eos = bos_and_eos(ours.folder)
     found = {"bos": bos, "eos": eos}
     special.special_token_ids |= {role: n for role, n in found.items() if n is not None}

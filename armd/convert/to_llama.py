@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 
+from ..data.source_ends import put_back_ends
 from ..errors import ArmdError
 from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
 from ..runtime.atomic_files import identity, new_folder, refuse_link, write_sums
@@ -111,12 +112,18 @@ def to_llama(run: str, out: Path) -> Ours:
         write_one_by_one(aside / WEIGHTS, ours.shapes, ours.dtype, ours.read)
         text = json.dumps(llama_config(ours), indent=2)
         (aside / "config.json").write_text(text + "\n", "utf-8")
-        for name in TOKENIZER:
-            if (ours.folder / name).is_file():
-                refuse_link(ours.folder / name)
-                shutil.copyfile(ours.folder / name, aside / name)
+        copy_tokenizer(ours.folder, aside)
         write_sums(aside)
     return ours
+
+
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """The tokenizer of our model, which adds to each text again what the source's added."""
+    for name in TOKENIZER:
+        if (folder / name).is_file():
+            refuse_link(folder / name)
+            shutil.copyfile(folder / name, out / name)
+    put_back_ends(out)
 
 
 def bos_and_eos(folder: Path) -> tuple[int | None, int | None]:

@@ -36,7 +36,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
         manifest = json.loads(read_text(path))
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        raise ArmdError(
+            f"{folder} is a file, no dataset; make one: armd prepare {folder} --out FOLDER ..."
+        ) from None
+    except FileNotFoundError:
         raise ArmdError(
             f"no dataset in {folder}; make one: armd prepare ... --out {folder}"
         ) from None

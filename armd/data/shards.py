@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import empty_folder, sync_folder
+from ..runtime.atomic_files import empty_folder, made_folder, sync_folder
 from ..runtime.lock import locked
 from ..runtime.signals import raise_if_stopped
 
@@ -88,8 +88,8 @@ def complete_folder(final: Path) -> Iterator[Path]:
     staging = final.parent / f".{final.name}.preparing"
     lock = final.parent / f".{final.name}.preparing.lock"
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, f"armd prepare is writing {final}", "wait for it") as held:
+        ours = locked(lock, f"armd prepare is writing {final}", "wait for it")
+        with made_folder(final.parent), ours as held:
             try:
                 yield empty_folder(staging)
                 raise_if_stopped()

@@ -9,14 +9,16 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from ..errors import ArmdError
 from .hub import require_hub
+from .source_ends import KEPT, leave_out_ends
 from .tokenizer_files import check_tokenizer_files
 
 END, PAD = "<|endoftext|>", "<|pad|>"
@@ -32,6 +34,7 @@ class TextTokenizer:
 
     backend: Tokenizer
     special: dict[str, str]  # role, as transformers names it -> token
+    kept: dict[str, Any] = field(default_factory=dict)  # see source_ends.py
 
     @property
     def vocab_size(self) -> int:
@@ -62,8 +65,10 @@ class TextTokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             **self.special,
+            **self.kept,
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        leave_out_ends(folder)
 
 
 def tokenizer_hash(backend: Tokenizer) -> str:
@@ -251,7 +256,8 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
     if not isinstance(backend, Tokenizer):
         raise ArmdError(f"tokenizer '{name}' has no fast form; choose one with a tokenizer.json")
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}
-    return with_words(TextTokenizer(backend, special), name)
+    kept = {name: noted for name, noted in loaded.init_kwargs.items() if name == KEPT}
+    return with_words(TextTokenizer(backend, special, kept), name)
 
 
 def with_words(found: TextTokenizer, name: str) -> TextTokenizer:

@@ -65,6 +65,7 @@ def eval_ppl(
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         scorer = loaded.scorer()
         length = window or min(chosen.window, scorer.max_length)
+        check_options(scoring, length, scorer.drawn)
         asked = [settings_of(loaded, corpus, protocol, length, scoring) for corpus in corpora]
         if not ranks.same(asked):
             raise ArmdError(
@@ -150,6 +151,22 @@ def used(scoring: Scoring, noisy: bool) -> dict[str, Any]:
         "seed": noisy or scoring.order in DRAWN,
     }
     return {name: value for name, value in settings.items() if needs.get(name, True)}
+
+
+def check_options(scoring: Scoring, window: int, noisy: bool) -> None:
+    """Raise for options that the figure would not depend on, or that no window has room for."""
+    settings, with_effect = asdict(scoring), used(scoring, noisy)
+    for name in ("streams", "rho", "shuffle", "steps", "draws"):
+        if name not in with_effect and settings[name] != getattr(Scoring, name):
+            raise ArmdError(
+                f"--{name} {settings[name]} has no effect with --order {scoring.order}; leave it "
+                "out, or choose another --order"
+            )
+    for name in ("streams", "rho"):
+        if name in with_effect and settings[name] > window:
+            raise ArmdError(
+                f"--{name} {settings[name]} must be between 1 and the window's {window} tokens"
+            )
 
 
 def shown(

@@ -33,12 +33,13 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
         labels: Int[Tensor, "b n"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Int[Tensor, "k"] | None = 0,
         **other: Any,
     ) -> CausalLMOutputWithPast:
         """With labels (as input_ids, -100 is not scored) the mean loss of all tokens but the first,
         as of any causal model. With a cache, input_ids are the tokens after those in it, and
-        attention_mask is of all; padding is not scored."""
+        attention_mask is of all; padding is not scored. Without labels, logits_to_keep are the
+        last so many, or the places that a tensor names."""
         position_ids = other.pop("position_ids", None)
         refuse_unknown(other)
         past = past_key_values
@@ -71,7 +72,8 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
             logits = self.logits(rows)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
         else:
-            logits = self.logits(rows[:, -logits_to_keep:] if logits_to_keep else rows)
+            keep = 0 if logits_to_keep is None else logits_to_keep
+            logits = self.logits(rows[:, slice(-keep, None) if isinstance(keep, int) else keep])
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)  # type: ignore
 
     def _continued(

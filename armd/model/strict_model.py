@@ -36,6 +36,7 @@ class StrictModel(PreTrainedModel):
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but a folder that does not fit is an error."""
         wants_info = kwargs.pop("output_loading_info", False)
+        check_attention(kwargs.get("attn_implementation"), kwargs.get("config"))
         source = exported(source)
         if Path(source).is_dir():
             check_weight_files(Path(source))
@@ -59,6 +60,16 @@ class StrictModel(PreTrainedModel):
             raise other_weights(source, info["mismatched_keys"])
         check_names(source, model.config, info["missing_keys"], info["unexpected_keys"])
         return (model, info) if wants_info else model
+
+
+def check_attention(asked: Any, config: Any) -> None:
+    """Raise for another attention than ours, which the Auto classes put into the config; what tools
+    pass to every model is taken."""
+    asked = asked or getattr(config, "_attn_implementation", None)
+    if asked is not None and asked not in ("eager", "sdpa"):
+        raise ArmdError(
+            f"an armd model has its own attention, not {asked!r}; leave attn_implementation out"
+        )
 
 
 def exported(source: Any) -> Any:

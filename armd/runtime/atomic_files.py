@@ -140,6 +140,20 @@ def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
 
 
 @contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Inside, a folder is there. Made for something that comes to nothing, it goes again, and so do
+    those above it that were made with it: a command that is refused leaves nothing."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # it holds something
+                path.rmdir()
+
+
+@contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """An empty folder to write into, which takes the place of `out`, a new or empty folder, unless
     something is raised. One process at a time does so."""
@@ -148,9 +162,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     final = Path(os.path.abspath(out))  # `..` and `.` have no name
     aside = final.with_name(f".{final.name}.tmp")
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
         lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
-        with terminated_as_interrupt(), lock as held:
+        with terminated_as_interrupt(), made_folder(final.parent), lock as held:
             refuse_full(out)
             try:
                 yield empty_folder(aside)

@@ -1,11 +1,16 @@
 """Signals that end a command: it tidies up first, as after Ctrl-C."""
 
+import ctypes
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+PARENT = "ARMD_PARENT"
+"""The variable in which a command that starts another for itself says its process id."""
+_PR_SET_PDEATHSIG = 1
 _got = 0
 """The signal that came, or 0."""
 
@@ -37,6 +42,17 @@ def terminated_as_interrupt() -> Iterator[None]:
         _got = 0
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """On Linux, a command that another one started for itself gets SIGTERM when that one ends, also
+    by kill -9; elsewhere it goes on alone."""
+    parent = os.environ.pop(PARENT, None)  # processes of our own are not its children
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
+    if str(os.getppid()) != parent:  # it ended before we asked
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 def hide_lost_interrupts() -> None:

@@ -127,14 +127,14 @@ _tuners: WeakKeyDictionary[Any, ThreadTuner] = WeakKeyDictionary()
 
 
 @contextmanager
-def tuned_threads(model: Any, rows: int) -> Iterator[None]:
-    """Inside, a pass of the model over `rows` rows, in the number of threads that is best for it;
-    afterwards the calling thread has the number it had."""
+def tuned_threads(model: Any) -> Iterator[list[int]]:
+    """Inside, passes of the model, in the number of threads that is best for it; afterwards the
+    calling thread has the number it had. The list takes the numbers of their rows."""
     import torch
 
-    most = torch.get_num_threads()
+    most, rows = torch.get_num_threads(), list[int]()
     if most == 1 or _pinned:
-        yield
+        yield rows
         return
     tuner = _tuners.get(model)
     if tuner is None or tuner.most != most:
@@ -142,8 +142,8 @@ def tuned_threads(model: Any, rows: int) -> Iterator[None]:
     torch.set_num_threads(tuner.threads)
     begin = time.perf_counter()
     try:
-        yield
-        tuner.record(time.perf_counter() - begin, rows)
+        yield rows
+        tuner.record(time.perf_counter() - begin, sum(rows))
     finally:
         torch.set_num_threads(most)
 
