@@ -274,7 +274,7 @@ def test_a_run_goes_on_from_an_adapter(
         assert (other / "adapter" / name).read_bytes() == (start / name).read_bytes()
     with pytest.raises(ArmdError, match="nothing to learn"):
         recipe_of(job(base, samples, tmp_path / "run", streams=(1,)))
-    recipe = recipe_of(job(base, samples, tmp_path / "run", streams=(1, 2)))
+    recipe = recipe_of(job(base, samples, tmp_path / "two", streams=(1, 2)))
     assert recipe.curriculum.streams == (2,)
     with pytest.raises(ArmdError, match="has an adapter already"):
         recipe_of(job(run / "export", samples, tmp_path / "run"))

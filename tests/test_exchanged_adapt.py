@@ -62,6 +62,7 @@ def test_whenever_it_is_exchanged(
     begun: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    unchecked: None,
     moment: str,
     steps: int,
     again: bool,

@@ -215,6 +215,29 @@ def test_figures_are_made_again_where_judge_or_text_hold_other_bytes(judged, tmp
     assert [measure(ppl, text=f"ptb={text}") for _ in range(2)] == [1, 0]
 
 
+def test_figures_stay_until_those_of_another_judge_are_whole(judged, tmp_path: Path, monkeypatch):
+    (study, measure), name = judged, "samples-small-sbp10K-streams1"
+    results, (one, two) = tmp_path / "results", ("gpt2", "gpt2-large")
+    measure(name, judge=one)
+    before = {file: file.read_bytes() for file in results.iterdir()}
+    begun: list[Path] = []
+
+    def stopped(words: list[str]) -> None:
+        begun.append(Path(words[-1]))
+        begun[-1].write_text("half")
+        raise ArmdError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("armd.cli.run", stopped)
+        paper = study(judge=two)
+        assert [measured(paper, paper.measures[name]) for _ in range(2)] == ["stopped"] * 2
+        assert begun[0] == begun[1] and begun[0] not in before  # it goes on with what it began
+    assert before.items() <= {file: file.read_bytes() for file in results.iterdir()}.items()
+    assert [measure(name, judge=two) for _ in range(2)] == [1, 0]
+    assert {file: file.read_bytes() for file in results.iterdir()}.keys() == before.keys()
+    assert all(file.read_bytes() != said for file, said in before.items())
+
+
 def test_the_page_prints_the_commands_that_made_its_figures(judged, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(paper_page, "draw_curves", lambda *_: None)
     (study, measure), judges = judged, []

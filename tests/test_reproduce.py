@@ -3,13 +3,15 @@ and its page is written from the results alone."""
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from forked import Forked
 
 from armd import order as orders
 from armd.errors import ArmdError
-from armd.reproduce import price, tables
+from armd.reproduce import price, tables, train_runs
 from armd.reproduce.command import check_runs, check_stages, wanted_runs
 from armd.reproduce.result_file import Findings
 from armd.reproduce.results_page import replaced, write_page
@@ -112,8 +114,6 @@ class Independent(torch.nn.Module):
     """Its tokens know nothing of each other, so blocks cost nothing and conditionals overlap."""
 
     def forward(self, tokens, order):
-        from types import SimpleNamespace
-
         return SimpleNamespace(logits=torch.zeros(*tokens.shape, 7).expand(*tokens.shape, 7))
 
 
@@ -151,7 +151,10 @@ def test_the_published_page_is_what_the_results_say(tmp_path: Path):
     assert (tmp_path / "results.md").read_text("utf-8") == page
 
 
-def test_a_run_of_another_recipe_is_not_done(data: Path, tmp_path: Path):
+def test_a_run_of_another_recipe_is_not_done(
+    data: Path, tmp_path: Path, monkeypatch, unchecked: None
+):
+    monkeypatch.setattr(train_runs, "subprocess", SimpleNamespace(Popen=Forked))
     study, base = Study(tiny(), tmp_path, data), tiny().base
     assert not train_all(study, [Trained("run", base)], jobs=1)
     assert done(study, Trained("run", base))

@@ -67,6 +67,19 @@ def test_a_plan_refuses_them_too(
         reproduce([], scale=scale, out=tmp_path / "out", data=tmp_path / "data", plan=True)
 
 
+@pytest.mark.parametrize("plan", [False, True])
+def test_what_is_no_dataset_is_refused_before_anything_is_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = {"one.txt": "is a file, no dataset; .*armd prepare", "none": "no dataset in .*prepare"}
+    for name, said in wrong.items():
+        with pytest.raises(ArmdError, match=said) as raised:
+            reproduce([], scale="tiny", data=data / name, plan=plan)
+        assert "\n" not in str(raised.value)
+    assert not any(tmp_path.iterdir())
+
+
 class Noted(Findings):
     """What its entries are of; nothing is measured."""
 

@@ -1,22 +1,28 @@
 """A study that is stopped goes on, one that is ended leaves no run behind, and one that has nowhere
 to write says so in a line."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from forked import Forked
 from patience import PATIENCE
 from test_reproduce import make_data
 
 from armd import cli
-from armd.reproduce import price
+from armd.reproduce import price, train_runs
 from armd.reproduce.command import measure_stage
 from armd.reproduce.result_file import Findings
 from armd.reproduce.runs import Study
 from armd.reproduce.scale import tiny
+from armd.runtime.signals import PARENT
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +38,26 @@ def command(data: Path, folder: Path, *words: str) -> list[str]:
     ]
 
 
-def test_an_interrupted_study_goes_on_and_measures_nothing_twice(data: Path, tmp_path: Path):
-    words = command(data, tmp_path, "price")
-    # a shell's background jobs ignore Ctrl-C, and so would their children
-    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
-    assert first.stdout is not None
-    for line in first.stdout:
-        if "done in" in line:
-            break
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=PATIENCE)
-    assert first.returncode != 0
-    second = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
-    assert second.returncode == 0, second.stderr
-    assert "armd: training" not in second.stdout  # the base run was done
+def test_an_interrupted_study_goes_on_and_measures_nothing_twice(
+    data: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str], unchecked: None
+):
+    words = command(data, tmp_path, "price")[3:]
+    with Forked([*words, "--jobs", "1"], stdout=subprocess.PIPE) as first:
+        for line in first.stdout:
+            if "done in" in line:
+                break
+        first.send_signal(signal.SIGINT)
+        first.stdout.read()
+        assert first.wait()
+    monkeypatch.setattr(train_runs, "subprocess", SimpleNamespace(Popen=Forked))
+    cli.run(words)
+    said = capsys.readouterr().out
+    assert "armd: training" not in said  # the base run was done
+    assert "sbp-20: training" in said
     file = tmp_path / "results" / "reproduce-price.json"
     before = file.stat().st_mtime_ns
-    third = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
-    assert third.returncode == 0 and "training" not in third.stdout
+    cli.run(words)
+    assert "training" not in capsys.readouterr().out
     assert file.stat().st_mtime_ns == before
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "price of independence" in page and "Not run yet: `armd reproduce generation`" in page
@@ -77,6 +84,57 @@ def test_a_study_that_is_ended_leaves_no_run_behind(data: Path, tmp_path: Path, 
     study.communicate(timeout=PATIENCE)
     assert study.returncode == 128 + number
     assert not runs()
+
+
+STARTS = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+from armd.reproduce.runs import Study, Trained
+from armd.reproduce.scale import tiny
+from armd.reproduce.train_runs import start
+out, data = map(Path, sys.argv[1:])
+base = tiny().base
+recipe = replace(base, curriculum=replace(base.curriculum, steps=10**6))
+recipe = replace(recipe, report=replace(recipe.report, log_every=1, checkpoint_every=0))
+worker = start(Study(tiny(), out, data), Trained("long", recipe), jobs=1, launch="")
+print(worker.process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a child")
+def test_a_run_saves_and_ends_with_a_study_that_is_killed(data: Path, tmp_path: Path):
+    words = [sys.executable, "-c", STARTS, str(tmp_path), str(data)]
+    study = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert study.stdout is not None
+    study.stdout.readline()  # that it is training
+    run = int(study.stdout.readline())
+    log = tmp_path / "logs" / "long.log"
+    try:
+        until(lambda: "loss" in log.read_text())
+        study.kill()
+        study.wait(PATIENCE)
+        until(lambda: "saved at step" in log.read_text())
+        until(lambda: str(tmp_path).encode() not in read_quietly(Path(f"/proc/{run}/cmdline")))
+    finally:
+        study.kill()
+        with contextlib.suppress(OSError):
+            os.kill(run, signal.SIGKILL)
+
+
+def test_a_run_whose_study_has_ended_does_not_begin():
+    words = [sys.executable, "-m", "armd.cli", "--version"]
+    environment = os.environ | {PARENT: "another"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 128 + signal.SIGTERM and not done.stdout
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("place", ["results", "docs"])

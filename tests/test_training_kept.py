@@ -17,8 +17,8 @@ from armd.train import saved_checkpoint  # noqa: E402
 from armd.train.command import parse  # noqa: E402
 from armd.train.export import exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
-from armd.train.recipe_files import as_json, differences  # noqa: E402
-from armd.train.run_folder import lengthened, read_recipe  # noqa: E402
+from armd.train.recipe_files import as_json, differences, lengthened  # noqa: E402
+from armd.train.run_folder import read_recipe  # noqa: E402
 from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
 
 

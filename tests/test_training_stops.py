@@ -1,5 +1,6 @@
 """Laws: a run that cannot go on stops with a reason, and what it has written before stays good."""
 
+import io
 import json
 import os
 import shutil
@@ -42,6 +43,33 @@ def test_a_really_full_disk(data: Path, tmp_path: Path) -> None:
         os.system(f"umount {disk}")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_that_takes_no_more_ends_no_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """It is said once, and again by the command's exit code; the run's own disk has room."""
+    from armd.cli import main
+
+    train(tiny(data, tmp_path / "heard"))
+    capsys.readouterr()
+    monkeypatch.setattr("armd.cli.run", lambda _: train(tiny(data, tmp_path / "unheard")))
+    monkeypatch.setattr("armd.runtime.standard_streams.to_nowhere", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["armd", "plan"])
+    with open("/dev/full", "wb", buffering=0) as full:
+        out = io.TextIOWrapper(io.BufferedWriter(full), encoding="utf-8")
+        monkeypatch.setattr("sys.stdout", out)
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        monkeypatch.undo()
+        with pytest.raises(OSError):
+            out.close()
+    warned, said = capsys.readouterr().err.splitlines()
+    for line in (warned, said):
+        assert "cannot write to standard output" in line and "No space left on device" in line
+    assert final_state(tmp_path / "unheard") == final_state(tmp_path / "heard")
+    assert weights(tmp_path / "unheard") == weights(tmp_path / "heard")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_stops_before_anything_is_overwritten(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
@@ -67,6 +95,12 @@ def test_a_folder_that_is_no_run_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ArmdError, match="is no run"):
         train(tiny(data, tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_run_that_is_refused_leaves_no_folder(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArmdError, match="less than one window"):
+        train(tiny(data, tmp_path / "new" / "too" / "run", length=100_000, validate_every=0))
+    assert not any(tmp_path.iterdir())
 
 
 def test_averaged_weights_survive_a_kill(data: Path, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from armd.train.recipe import Recipe, Report
 from armd.train.run_folder import read_metrics
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["armd.train.loop", "armd.train.command"])
+CONTEXT.set_forkserver_preload(
+    ["armd.train.loop", "armd.train.command", "armd.commands.generate", "armd.serve.app"]
+)
 
 
 def prepare_corpus(folder: Path) -> Path:
@@ -120,12 +122,16 @@ def run_group(recipe: Recipe, world: int) -> None:
 
 
 def start_group(recipe: Recipe, world: int, **options: Any) -> list[Any]:
+    return [start(recipe, environment=environment, **options) for environment in ranks(world)]
+
+
+def ranks(world: int) -> list[dict[str, str]]:
+    """What torchrun puts into the environment of each process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    return [start(recipe, environment=environment, **options) for environment in ranks]
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
 def kill(process: Any) -> None:

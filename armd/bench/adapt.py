@@ -102,7 +102,8 @@ def default_mix(rows: list[Row], teacher: str, streams: Sequence[int]) -> float:
 
 def _trainer(model: str, length: int, folder: Path, exact: bool) -> AdaptTrainer:
     """An adapter at its start; a sample of one token stands for the data, which nothing reads."""
-    (folder / "data.jsonl").write_text(json.dumps({"ids": [1] * (length + 1)}) + "\n")
+    sample = json.dumps({"ids": [1] * (length + 1)}) + "\n"
+    (folder / "data.jsonl").write_text(2 * sample)  # one is held out
     job = Adapting(
         model, str(folder / "data.jsonl"), folder / f"run-{exact}", exact=exact, length=length
     )

@@ -57,6 +57,7 @@ def reproduce(
         plan: Only list the runs, of scale paper also the commands, hours and cost.
         paper: Of scale paper.
     """
+    from ..data.dataset import open_dataset
     from .runs import Study
     from .scale import scale as scale_of
 
@@ -75,6 +76,8 @@ def reproduce(
     chosen, wanted = scale_of(scale), check_stages(stages)
     chosen = replace(chosen, seeds=tuple(range(seeds))) if seeds else chosen
     study = Study(chosen, out, data or out / "data", check_runs(runs, chosen, wanted))
+    if data is not None and wanted:
+        open_dataset(data)  # of each run the trainer would say what is wrong with it
     if plan:
         return show_plan(study, wanted)
     failed: dict[str, str] = {}

@@ -18,7 +18,7 @@ from ..train.run_folder import EXPORT
 from .paper_cells import Cell, Measure, cells
 from .paper_options import PaperOptions
 from .paper_runs import SCALES, K, PaperScale, paper_runs, preparations
-from .result_origin import origin_of, read_origin, write_origin
+from .result_origin import origin_of, place_for, put_result, read_origin, write_origin
 from .runs import Study, Trained
 from .train_runs import check_data, done, train_all
 
@@ -214,16 +214,14 @@ def measured(paper: PaperStudy, measure: Measure) -> str | None:
         return f"{weights.parent} is missing; train {measure.run} again with --keep-at"
     try:
         origin = origin_of(words, weights.parent if weights.exists() else None)
-        before = read_origin(file) if file.exists() else None
-        if before == origin | {"done": True}:
+        if file.exists() and read_origin(file) == origin | {"done": True}:
             return None
-        if before != origin | {"done": False}:  # else the command goes on with its own file
-            file.unlink(missing_ok=True)
         our_folder(file.parent)
+        place = place_for(file, origin)
         print(origin["command"], flush=True)
-        write_origin(file, origin, done=False)
-        run(words)
-        write_origin(file, origin, done=True)
+        write_origin(place, origin, done=False)
+        run([*words[:-1], str(place)])
+        put_result(place, file, origin)
     except ArmdError as error:
         return str(error)
     except Exception as error:  # one command's failure must not lose the others

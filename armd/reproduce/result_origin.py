@@ -76,6 +76,28 @@ def write_origin(file: Path, origin: Origin, *, done: bool) -> None:
     replace_text(note_of(file), json.dumps(said, indent=1, ensure_ascii=False) + "\n")
 
 
+def place_for(file: Path, origin: Origin) -> Path:
+    """Where a command is to write its result: where it began and was stopped; else aside, if
+    figures are there that another command, model, judge or text made. They stay until the new ones
+    are whole."""
+    aside = file.with_suffix(".new.json")
+    for place in (aside, file):
+        if place.exists() and read_origin(place) == origin | {"done": False}:
+            return place
+    aside.unlink(missing_ok=True)
+    return aside if file.exists() else file
+
+
+def put_result(place: Path, file: Path, origin: Origin) -> None:
+    """The whole result and its note, in place of what was there. Between the two it is noted as one
+    that did not end."""
+    if place != file:
+        write_origin(file, origin, done=False)
+        place.replace(file)
+        note_of(place).unlink(missing_ok=True)
+    write_origin(file, origin, done=True)
+
+
 def mixed(origins: dict[int, Origin]) -> list[str]:
     """A sentence for each judge or text that is not the same in all results of a table, which have
     these numbers."""

@@ -16,6 +16,7 @@ from ..data.dataset import open_dataset
 from ..data.manifest import MANIFEST
 from ..errors import ArmdError
 from ..runtime.atomic_files import our_folder, refuse_link, replace_text
+from ..runtime.signals import PARENT
 from ..train.export import exported_step
 from ..train.recipe import Recipe
 from ..train.recipe_files import as_json, differences
@@ -111,14 +112,16 @@ def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
     file = our_folder(study.folder / "logs") / f"{trained.name}.log"
     refuse_link(file)
     log = file.open("ab")
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    if not launch:  # else the child is a launcher, which knows nothing of it
+        environment[PARENT] = str(os.getpid())
     # a group of its own: Ctrl-C is passed on by us, once
     process = subprocess.Popen(
         command,
         stdout=log,
         stderr=log,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": threads},
+        env=environment,
     )
     print(f"  {trained.name}: training, {recipe.curriculum.total} steps", flush=True)
     return Worker(trained, process, log, time.monotonic())

@@ -26,6 +26,7 @@ from ..runtime.atomic_files import (
     empty_folder,
     put_folder,
     remove,
+    unexchanged,
     write_sums,
 )
 from ..runtime.lock import Check
@@ -177,14 +178,17 @@ class AdaptRun(Run):
         if self.group.world > 1:
             raise ArmdError("armd adapt works in one process; start it without torchrun")
         self.check()
+        base = base_folder(self.recipe)
+        unexchanged(base, lambda: self._check_base(base))
         begin_run(self.folder, self.recipe, self.dataset)  # by which a base that is kept is known
         keep_base(self.recipe, self.check)
-        base = base_folder(self.recipe)
+        return AdaptTrainer(self.recipe, self.group, self.dataset.vocab_size)
+
+    def _check_base(self, base: Path) -> None:
+        """Raise for what can be seen to fail before the run is begun."""
         self.dataset.check_vocabulary(ArmdConfig.from_pretrained(base).vocab_size)
         if not self.recipe.adapt.full:
-            files = weight_files(base)
-            check_disk(self.folder, sum(file.stat().st_size for file in files))
-        return AdaptTrainer(self.recipe, self.group, self.dataset.vocab_size)
+            check_disk(self.folder, sum(file.stat().st_size for file in weight_files(base)))
 
     def go(self, stop: Stop) -> int:
         number = super().go(stop)

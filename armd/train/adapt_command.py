@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -97,14 +97,23 @@ def adapt_command(job: Adapting) -> None:
 
 
 def recipe_of(job: Adapting) -> Recipe:
-    """The recipe; makes the dataset where the data are none yet."""
+    """The recipe; makes the dataset where the data are none yet, after all else was checked."""
+    from .adapt_data import dataset_for
+    from .run_folder import check_place
+
+    check_place(job.out)
+    named, config = checked(job)
+    recipe = recipe_without_data(job, named, config)
+    recipe.check()
+    check_place(job.out, recipe)
+    return replace(recipe, data=str(dataset_for(job.data, named, job.out)))
+
+
+def recipe_without_data(job: Adapting, named: Path, config: ArmdConfig) -> Recipe:
     from ..convert.adapter import fingerprint
     from ..runtime.atomic_files import unexchanged
     from .adapt_base import began_with
-    from .adapt_data import dataset_for
 
-    named, config = checked(job)
-    data = dataset_for(job.data, named, job.out)
     base = began_with(job.out, named)
     report = Report(
         log_every=job.log_every,
@@ -134,7 +143,6 @@ def recipe_of(job: Adapting) -> Recipe:
     return Recipe(
         preset="adapt",
         seed=job.seed,
-        data=str(data),
         out=str(job.out),
         network=network_of(config, job.length),
         curriculum=curriculum_of(job),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,28 +16,27 @@ from ..data.prepare import Preparation, prepare
 from ..data.prepared import describe, made_with
 from ..data.shards import ShardWriter, complete_folder
 from ..data.sources import WORDS
-from ..data.tokenizer import TextTokenizer, find_tokenizer, tokenizer_hash
+from ..data.tokenizer import TextTokenizer, find_tokenizer
 from ..errors import ArmdError
 from .adapt_base import began_with
 
 HELDOUT = 20
-"""Of samples, one in so many is held out."""
+"""Of samples, one in so many is held out; of fewer, the last."""
 
 
 def dataset_for(data: str, base: Path, out: Path) -> Path:
     """The dataset folder to learn from, made beside the run's folder where `data` is none; its
     tokens are those of the model that the run began with."""
-    path = Path(data)
-    own = find_tokenizer(str(began_with(out, base)), (), rows=False)
+    path, model = Path(data), began_with(out, base)
+    own = find_tokenizer(str(model), (), rows=False)
     if (path / MANIFEST).is_file():
         open_dataset(path).check_tokenizer(own.backend)
         return path
     folder = made_dataset(path, data, base, out.with_name(f"{out.name}-data"))
-    told = open_dataset(folder).manifest["tokenizer"]
-    if (told["hash"], told["eos"]) != (tokenizer_hash(own.backend), own.eos):
+    if not made_with(open_dataset(folder), own):
         raise ArmdError(
-            f"{folder} holds tokens of another tokenizer than that of {base}, which was replaced "
-            "since; remove it or choose another --out"
+            f"{folder} was made with another tokenizer than {model} has now; remove it or choose "
+            "another --out"
         )
     return folder
 
@@ -98,27 +98,33 @@ def sample_ids(file: Path, tokenizer: TextTokenizer) -> Iterator[list[int]]:
             yield ids
 
 
+def held_out_every(file: Path, tokenizer: TextTokenizer) -> int:
+    """One sample in so many is held out, so that some are on each side."""
+    first = len(list(islice(sample_ids(file, tokenizer), HELDOUT)))
+    if first < 2:
+        raise ArmdError(
+            f"{file} has one sample; one is learnt from and another held out: give two or more"
+        )
+    return first
+
+
 def from_samples(file: Path, base: Path, folder: Path) -> Path:
-    """A dataset of the tokens as they were drawn: text would be cut into others."""
-    tokenizer = find_tokenizer(str(base), (), rows=False)
+    """A dataset of the tokens as they were drawn: text would be cut into others. Where it is there
+    already, its tokenizer is not asked for."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if (folder / MANIFEST).is_file():
         there = open_dataset(folder)
         if there.manifest.get("options", {}).get("samples") != digest:
             raise ArmdError(f"{folder} holds other samples; remove it or choose another --out")
-        if not made_with(there, tokenizer):
-            raise ArmdError(
-                f"{folder} was made with another tokenizer than {base} has now; remove it or "
-                "choose another --out"
-            )
         return folder
-    dtype = np.dtype("<u4")
+    tokenizer, dtype = find_tokenizer(str(base), (), rows=False), np.dtype("<u4")
+    every = held_out_every(file, tokenizer)
     with complete_folder(folder) as staging:
         tokenizer.save(staging / "tokenizer")
         writers = {n: ShardWriter(staging, n, dtype, 1 << 27) for n in ("train", "heldout")}
         counts = {name: {"documents": 0, "tokens": 0} for name in writers}
         for index, ids in enumerate(sample_ids(file, tokenizer)):
-            name = "heldout" if index % HELDOUT == HELDOUT - 1 else "train"
+            name = "heldout" if index % every == every - 1 else "train"
             writers[name].write(np.array(ids, dtype).tobytes())
             counts[name]["documents"] += 1
             counts[name]["tokens"] += len(ids)
@@ -133,7 +139,7 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
             "tokenizer": describe(tokenizer, str(base)),
             "dtype": "uint32",
             "rows": None,
-            "split_rule": f"held out: one sample in {HELDOUT}",
+            "split_rule": f"held out: one sample in {every}",
             "splits": splits,
         }
         write_manifest(staging, manifest)

@@ -33,6 +33,8 @@ from .saved_checkpoint import (
 )
 
 NEWEST = "newest.json"
+WRITER = "checkpoint writer"
+"""The name of the thread that writes in the background."""
 _PATIENCE = 1800.0
 """Seconds to wait for the files of the other processes."""
 _NONE_YET, _NONE_LEFT, _UNREADABLE = -1, -2, -3
@@ -78,7 +80,10 @@ class Checkpoints:
         copies = {name: local(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
         rows = {name: first_row(t, self.group) for name, t in tensors.items()}
         thread = threading.Thread(
-            target=self._guarded, args=(facts, copies, rows, metrics, then), daemon=True
+            target=self._guarded,
+            args=(facts, copies, rows, metrics, then),
+            name=WRITER,
+            daemon=True,
         )
         thread.start()
         self.thread = thread

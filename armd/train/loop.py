@@ -21,12 +21,13 @@ from ..errors import ArmdError
 from ..runtime.atomic_files import our_folder, replace_text
 from ..runtime.device import find_device
 from ..runtime.lock import Held, watched
-from ..runtime.memory import check_memory, keep_freed_memory
+from ..runtime.memory import keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoints
 from .curriculum import Stage
 from .distributed import unwrapped
 from .export import card_facts, export, exported_step
+from .memory_estimate import check_fits
 from .progress_view import ProgressView, StepReport
 from .recipe import Recipe
 from .run_folder import BOARD, EXPORT, KEPT, SAMPLES, Metrics, begin_run, check_start, open_run
@@ -41,7 +42,7 @@ def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
     SIGHUP with 0, all after a checkpoint. `run` is the kind of run, where it is not a plain one."""
     recipe.check()
     dataset = open_dataset(recipe.data)
-    check_fits(recipe, dataset)
+    check_fits(recipe, dataset.vocab_size)
     keep_freed_memory()
     with process_group(find_device(recipe.machine.device)) as group, Stop() as stop:
         devices = [group.device] if group.device.type == "cuda" else []
@@ -53,17 +54,6 @@ def train(recipe: Recipe, run: "type[Run] | None" = None) -> Path:
     if number:
         raise SystemExit(0)
     return Path(recipe.out)
-
-
-def check_fits(recipe: Recipe, dataset: Dataset) -> None:
-    """Raise, before anything is allocated, if the run cannot fit into memory."""
-    net = recipe.network
-    weights = dataset.vocab_size * net.d_model + 12 * net.n_layers * net.d_model**2
-    tensors = 5 if recipe.optimizer.ema else 4  # weights, gradients, two moments, average
-    rows = min(recipe.machine.micro_batch, recipe.optimizer.batch_size) * net.length
-    needed = 4 * (tensors * weights + 2 * rows * net.d_model * net.n_layers)
-    if recipe.machine.device in ("auto", "cpu") and not torch.cuda.is_available():
-        check_memory(needed, "this run", "lower --micro-batch, --length or the network's sizes")
 
 
 @contextlib.contextmanager
@@ -81,7 +71,8 @@ def _quiet_warnings(group: ProcessGroup) -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **_: Any) -> None:
         if group.first and category is UserWarning:
-            print(f"armd: warning: {message}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # a full disk under the log does not end the run
+                print(f"armd: warning: {message}", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -96,11 +87,6 @@ class Run:
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
         self.split = dataset.split("train")
         windows_of(self.split, recipe.network.length)
-        if fresh := not steps_in(self.folder / "checkpoints"):
-            check_start(recipe, dataset)
-        self.trainer = self.make_trainer()
-        if fresh and recipe.start_step:
-            self.trainer.resume(checkpoint_of(recipe.start, recipe.start_step))
         self.heldout: list[Any] = []
         if recipe.report.validate_every:
             self.heldout = fixed_batches(
@@ -109,6 +95,11 @@ class Run:
                 rows=recipe.report.validate_rows,
                 batch_size=recipe.machine.micro_batch,
             )
+        if fresh := not steps_in(self.folder / "checkpoints"):
+            check_start(recipe, dataset)
+        self.trainer = self.make_trainer()
+        if fresh and recipe.start_step:
+            self.trainer.resume(checkpoint_of(recipe.start, recipe.start_step))
         self.check()
         if group.first:
             begin_run(self.folder, recipe, dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from math import exp
 from typing import Any
@@ -58,6 +59,7 @@ class ProgressView:
         self.began = time.monotonic()
         self.losses: list[float] = []
         self.heldout: dict[str, float] = {}
+        self.unheard = False
         self.live: Live | None = None
         if shown and sys.stdout.isatty():
             self.live = Live(console=Console(), refresh_per_second=4)
@@ -74,11 +76,10 @@ class ProgressView:
         if self.live is not None:
             self.live.update(self._panel(now))
             return
-        print(
+        self._print(
             f"step {now.step}/{self.total}  loss {now.loss:.4f}  ppl {perplexity(now.loss):.1f}  "
             f"{now.stage}  grad {now.grad_norm:.2f}  lr {now.learning_rate:.2e}  "
-            f"{now.tokens_per_second:,.0f} tokens/s  {duration(self.left(now.step))} left",
-            flush=True,
+            f"{now.tokens_per_second:,.0f} tokens/s  {duration(self.left(now.step))} left"
         )
 
     def validated(self, step: int, heldout: dict[str, float]) -> None:
@@ -92,7 +93,20 @@ class ProgressView:
         if self.live is not None:
             self.live.console.print(text)
         else:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        """A line. Where standard output takes none, as on a full disk, the run goes on without:
+        its figures are in a file of their own. A reader that has left ends it."""
+        try:
             print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self.unheard:
+                self.unheard = True
+                what = f"cannot write to standard output ({error.strerror})"
+                warnings.warn(f"{what}; the run goes on, see its metrics.jsonl", stacklevel=2)
 
     def close(self) -> None:
         if self.live is not None:

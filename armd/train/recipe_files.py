@@ -27,9 +27,7 @@ def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise ArmdError(
-                f"{source} sets '{name}', which is no field; armd train --help lists them"
-            )
+            raise ArmdError(f"{source} sets '{name}', which is no field{_place_of(name)}")
         now = getattr(base, name)
         if dataclasses.is_dataclass(now):
             if not isinstance(value, dict):
@@ -43,6 +41,20 @@ def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
             raise ArmdError(f"{source}: '{name}' must be a {type(now).__name__}, not {value!r}")
         changes[name] = value
     return dataclasses.replace(base, **changes)
+
+
+def _place_of(name: str) -> str:
+    """Where a field of this name is, if anywhere."""
+    recipe = Recipe()
+    if any(f.name == name for f in dataclasses.fields(recipe)):
+        return f" there; '{name}' belongs outside of all sections"
+    for section in dataclasses.fields(recipe):
+        part = getattr(recipe, section.name)
+        fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+        if any(f.name == name for f in fields):
+            where = f'{{"{section.name}": {{"{name}": ...}}}}'
+            return f" there; it belongs into '{section.name}': {where}"
+    return "; armd train --help lists them"
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -77,3 +89,18 @@ def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
     for name in ("model", "seed", "start", "start_step"):
         if getattr(a, name) != getattr(b, name):
             yield name, getattr(a, name), getattr(b, name)
+
+
+def lengthened(began: Recipe, now: Recipe, saved: list[int]) -> Recipe:
+    """The recipe a run began with, as long as it is asked to be now, where what it has learnt so
+    far is what the longer run learns: the learning rate must not depend on the length, and the
+    strided phase must not have begun, or must be the one that becomes longer. `saved`: the steps
+    of its checkpoints."""
+    a, b = began.curriculum, now.curriculum
+    constant = began.optimizer.schedule == "constant" and not began.adapt.base_model
+    same = b.steps == a.steps or (b.steps > a.steps and max(saved, default=0) <= a.steps)
+    if not constant or not same or b.sbp_steps < a.sbp_steps:
+        return began
+    return dataclasses.replace(
+        began, curriculum=dataclasses.replace(a, steps=b.steps, sbp_steps=b.sbp_steps)
+    )

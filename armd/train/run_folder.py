@@ -6,7 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,11 +13,18 @@ from ..data.dataset import Dataset
 from ..data.tokenizer import find_tokenizer, tokenizer_hash
 from ..errors import ArmdError
 from ..pretrained import model_folder
-from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text, unexchanged
+from ..runtime.atomic_files import (
+    made_folder,
+    open_plain,
+    read_text,
+    refuse_link,
+    replace_text,
+    unexchanged,
+)
 from ..runtime.lock import Held, locked
 from .presets import PRESETS, preset
 from .recipe import Recipe
-from .recipe_files import as_json, differences, from_dict
+from .recipe_files import as_json, differences, from_dict, lengthened
 from .saved_checkpoint import steps_in
 
 EARLIER = {"shuffle": "among", "rho_of": "tokens"}
@@ -40,13 +46,8 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Held]:
     folder = Path(recipe.out)
     with contextlib.ExitStack() as stack:
         try:
-            for name in FOLDERS:  # what a link leads to would be written and removed
-                refuse_link(folder / name)
-            if not folder.exists():
-                stack.callback(_remove_empty, folder)
-            elif not (folder / CONFIG).exists():
-                _check_new(folder)
-            folder.mkdir(parents=True, exist_ok=True)
+            check_place(folder)
+            stack.enter_context(made_folder(folder))
             held = stack.enter_context(
                 locked(
                     folder / LOCK,
@@ -65,6 +66,17 @@ def _unwritable(folder: Path, error: OSError) -> ArmdError:
     return ArmdError(f"cannot write to {folder} ({error.strerror or error}); choose another folder")
 
 
+def check_place(folder: Path, recipe: Recipe | None = None) -> None:
+    """Raise, with nothing written, for a folder of anything but a run; with a recipe, for a run of
+    another config too."""
+    for name in FOLDERS:  # what a link leads to would be written and removed
+        refuse_link(folder / name)
+    if folder.exists() and not (folder / CONFIG).exists():
+        _check_new(folder)
+    if recipe and (folder / CONFIG).exists():
+        _check_config(folder, recipe)
+
+
 def _check_new(folder: Path) -> None:
     """Raise unless a new run may begin in a folder that exists."""
     if not folder.is_dir():
@@ -73,12 +85,6 @@ def _check_new(folder: Path) -> None:
     begun = {LOCK, DATA, f".{DATA}.tmp", f".{CONFIG}.tmp"}
     if any(entry.name not in begun for entry in folder.iterdir()):
         raise ArmdError(f"{folder} is no run but is not empty; choose another folder")
-
-
-def _remove_empty(folder: Path) -> None:
-    """A folder that was made for a run which did not begin."""
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def begin_run(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
@@ -92,8 +98,8 @@ def begin_run(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
         raise _unwritable(folder, error) from None
 
 
-def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
-    """Raise unless a run has the same recipe and data."""
+def _check_config(folder: Path, recipe: Recipe) -> tuple[Recipe, Recipe]:
+    """Raise unless a run has the same recipe; that it began with, and the same at this length."""
     began = read_recipe(folder)
     longer = lengthened(began, recipe, steps_in(folder / CHECKPOINTS))
     for name, before, now in differences(longer, recipe):
@@ -111,6 +117,12 @@ def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
             f"{folder} is a run of another config: {name} is {before} there and {now} here; "
             f"give {before} again, or choose another folder{why}"
         )
+    return began, longer
+
+
+def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Raise unless a run has the same recipe and data."""
+    began, longer = _check_config(folder, recipe)
     before, now = read_data_facts(folder), data_facts(dataset)
     if before is None:
         warnings.warn(f"{folder / DATA} is damaged; written anew from {recipe.data}", stacklevel=2)
@@ -123,19 +135,6 @@ def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
         )
     if longer != began:
         replace_text(folder / CONFIG, as_json(longer))
-
-
-def lengthened(began: Recipe, now: Recipe, saved: list[int]) -> Recipe:
-    """The recipe a run began with, as long as it is asked to be now, where what it has learnt so
-    far is what the longer run learns: the learning rate must not depend on the length, and the
-    strided phase must not have begun, or must be the one that becomes longer. `saved`: the steps
-    of its checkpoints."""
-    a, b = began.curriculum, now.curriculum
-    constant = began.optimizer.schedule == "constant" and not began.adapt.base_model
-    same = b.steps == a.steps or (b.steps > a.steps and max(saved, default=0) <= a.steps)
-    if not constant or not same or b.sbp_steps < a.sbp_steps:
-        return began
-    return replace(began, curriculum=replace(a, steps=b.steps, sbp_steps=b.sbp_steps))
 
 
 def read_data_facts(folder: Path) -> dict[str, Any] | None:
@@ -165,6 +164,8 @@ def read_recipe(folder: Path | str) -> Recipe:
         raise ArmdError(f"cannot read {path}: {error}") from None
     if not isinstance(values, dict):
         raise ArmdError(f"{path} is damaged: it holds no table of fields; put its copy back")
+    if "model_type" in values and "preset" not in values:
+        raise ArmdError(f"{folder} holds a model, which is no run; choose another folder")
     name = values.get("preset", "")
     if isinstance(values.get("curriculum"), dict):
         values["curriculum"] = EARLIER | values["curriculum"]
