@@ -29,8 +29,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+# tests/conftest.py has the order in which the files are given out
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 demo: setup
 	$(BIN)/armd demo

@@ -1,5 +1,6 @@
 """While the tests run, the shapes in armd's signatures are checked at every call."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,10 @@ import checker
 import jaxtyping
 import pytest
 import torch
+
+# before the hook, under which others' modules, too, would be compiled anew
+import transformers.modeling_utils  # noqa: F401
+import tyro  # noqa: F401
 
 import armd
 
@@ -25,6 +30,30 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # some virtual machines announce AMX and then raise SIGILL at its first instruction (docs/log.md)
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# the last files that are given out should be short, so the slowest come first
+SLOWEST = """
+    distributed exchanged_runs data_prepare huggingface learning exchanged_adapt paper_study
+    serve_command cached_equals_full reproduce_stops eval_harness sampling generate_command
+    text_model golden training_faults reproduce eval_perplexity
+"""
+RANK = {f"test_{name}.py": rank for rank, name in enumerate(SLOWEST.split())}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole files are given out in the order of collection (--no-loadscope-reorder)."""
+    items.sort(key=lambda item: RANK.get(item.path.name, len(RANK)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Meanwhile and later, Python looks for no garbage among what is imported: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
