@@ -53,9 +53,9 @@ def read_whole(text: IncrementalText, tokens: Sequence[TokenOutput]) -> None:
     text.flush()
 
 
-def begin(service: Service, state: CompletionState) -> OutputStream:
+def begin(service: Service, state: CompletionState, client: object) -> OutputStream:
     options = {"eos": state.eos, "top_logprobs": state.asked.logprobs or 0, "seed": state.seed}
-    options |= {"prompts": state.shared, "deadline": state.deadline}
+    options |= {"prompts": state.shared, "deadline": state.deadline, "client": client}
     return service.write(state.plans, state.asked, **options)
 
 
@@ -138,9 +138,9 @@ def envelope(
     return found
 
 
-async def whole(service: Service, state: CompletionState) -> bytes:
+async def whole(service: Service, state: CompletionState, client: object) -> bytes:
     await read_prompts(service, state, begun=False)
-    outputs = begin(service, state)
+    outputs = begin(service, state, client)
     try:
         while not state.finished:
             for index, event in await outputs.next_events():
@@ -222,9 +222,10 @@ async def answer(
     with service.room(count):
         state = await encoding(characters, lambda: completion_of(service, asked, form), places)
     if not asked.stream:
-        found = await unless_gone(request, whole(service, state))
+        found = await unless_gone(request, whole(service, state, request.client))
         return Response(found, media_type="application/json")
-    outputs = begin(service, state)  # here, so that a full queue is a 429, no broken stream
+    # here, so that a full queue is a 429, no broken stream
+    outputs = begin(service, state, request.client)
     return EventStream(request, streamed(service, state, outputs), outputs.cancel)
 
 

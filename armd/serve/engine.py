@@ -29,7 +29,7 @@ from .metrics import Metrics
 from .prefill import begin, keep_prompt, share_pass
 from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
-from .shares import Shares
+from .shares import Shares, Turns
 
 FLUSH_INTERVAL = 0.002
 """Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
@@ -58,7 +58,7 @@ class Engine:
         self.metrics = Metrics()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.scores, self.shares = ScoreQueue(), Shares()
+        self.scores, self.shares, self.turns = ScoreQueue(), Shares(), Turns()
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
@@ -76,13 +76,14 @@ class Engine:
         self,
         requests: Several[GenerationRequest],
         *,
+        client: object = None,
         later: Callable[[Callable[[], None]], object] = lambda wake: wake(),
     ) -> list[ScheduledRequest]:
         """All or none: raises QueueFull or ShuttingDown. `later` wakes an engine at rest."""
         with self.wake:
             self.check(len(requests))
             now, one = time.monotonic(), object()
-            scheduled = [ScheduledRequest(request, now, one) for request in requests]
+            scheduled = [ScheduledRequest(request, now, one, client or one) for request in requests]
             self.waiting.extend(scheduled)
         later(self._wake)
         return scheduled
@@ -205,10 +206,9 @@ class Engine:
             self.metrics.abandoned += 1
             return
         self.metrics.finished(time.monotonic() - entry.arrived, failed=isinstance(event, Failed))
-        if event is None:
-            return
-        self.outbox.append((entry.request.callback, event))
-        self.flush_now = True
+        if event is not None:
+            self.outbox.append((entry.request.callback, event))
+            self.flush_now = True
 
     def _run_exclusive(self) -> None:
         """One call at a time, so that decoding goes on meanwhile."""
@@ -257,19 +257,20 @@ class Engine:
             for entry in list(self.active):
                 self._begin(entry)
             share_pass(self.active)
-        # others wait for one of them to read their prompt
-        ready = [(entry, entry.sequence) for entry in self.active if entry.sequence]
+        # others rest, or wait for one of them to read their prompt
+        ready = [(one, one.sequence) for one in self.turns.present(self.active) if one.sequence]
         if not ready:
             return
         sequences, firsts = [one for _, one in ready], [one.step for _, one in ready]
-        left = self.last + FLUSH_INTERVAL - time.monotonic()
         try:
+            left = self.last + FLUSH_INTERVAL - time.monotonic()
             rounds = self.decoder.steps(sequences, left, self.interrupt)
         except Exception as error:  # whatever it is, the server goes on
             for entry, _ in ready:
                 self._finish(entry, Failed(repr(error)))
             return
         each = (time.perf_counter() - start) / len(rounds)
+        self.turns.took([entry for entry, _ in ready], len(rounds), each)
         for number, results in enumerate(rounds):
             for (entry, sequence), first, result in zip(ready, firsts, results, strict=True):
                 if isinstance(result, Exception):
@@ -282,9 +283,8 @@ class Engine:
         for entry, sequence in ready:
             if sequence.done and not entry.cancelled:
                 self._finish(entry, Ended("stop" if sequence.stopped else "length"))
-        seconds = time.perf_counter() - start
+        self.shares.passed(seconds := time.perf_counter() - start)
         self.metrics.passed(len(rounds), len(ready) * len(rounds), seconds)
-        self.shares.passed(seconds)
 
     def _begin(self, entry: ScheduledRequest) -> None:
         try:

@@ -173,6 +173,7 @@ async def answer(service: Service, asked: InfillRequest, request: Request) -> Re
     with service.room(1):
         state = await encoding(size, lambda: state_of(service, asked), places=longest)
     options = {"seed": state.seed, "eos": state.eos, "top_logprobs": asked.rivals}
+    options |= {"client": request.client}
     outputs = service.write([state.plan], asked, prompts=[None], **options)
     if asked.stream:
         return EventStream(request, streamed(service, state, outputs), outputs.cancel)

@@ -56,6 +56,8 @@ class ScheduledRequest:
     arrived: float
     together: object
     """The same for all sequences of one request."""
+    client: object
+    """The same for all requests of one connection."""
     sequence: Sequence | None = None
     cache: KVCache | None = None
     """Its slot's."""

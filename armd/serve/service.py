@@ -149,6 +149,7 @@ class Service:
         eos: int | None,
         top_logprobs: int = 0,
         deadline: float | None = None,
+        client: object = None,
     ) -> "OutputStream":
         """Have sequences generated, the i-th from the i-th generator of the seed, as armd.generate
         does with rows. `prompts`: which of them are given the same."""
@@ -171,7 +172,7 @@ class Service:
         # wake the engine on the next tick of the event loop: it must not compete for the GIL while
         # this request is being answered
         later = asyncio.get_running_loop().call_soon
-        outputs.scheduled = self.engine.submit(requests, later=later)
+        outputs.scheduled = self.engine.submit(requests, client=client, later=later)
         return outputs
 
     async def score(
