@@ -16,13 +16,17 @@ from training_help import tiny  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402
 
 import armd  # noqa: E402
+from armd import cli  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.convert.to_gguf import to_gguf  # noqa: E402
 from armd.convert.to_llama import to_llama  # noqa: E402
 from armd.data.dataset import open_dataset  # noqa: E402
 from armd.data.prepare import Preparation, prepare  # noqa: E402
+from armd.data.source_ends import put_back_ends  # noqa: E402
 from armd.data.tokenizer import find_tokenizer  # noqa: E402
 from armd.model.causal_armd import ArmdForCausalLM  # noqa: E402
+from armd.native import library as native  # noqa: E402
+from armd.runtime.atomic_files import write_sums  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -139,3 +143,17 @@ def test_a_tokenizer_with_and_without_them_is_the_same(source: Path, tmp_path: P
         for at in (tmp_path / "ours", tmp_path / "saved")
     )
     assert before == after
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+def test_a_folder_converted_before_is_mended_when_it_is_quantized(
+    source: Path, tmp_path: Path
+) -> None:
+    """Its tokenizer still adds what the source's did."""
+    convert(str(source), tmp_path / "ours")
+    plain = read(tmp_path / "ours")
+    put_back_ends(tmp_path / "ours")
+    write_sums(tmp_path / "ours")
+    assert read(tmp_path / "ours") != plain
+    cli.run(["quantize", str(tmp_path / "ours"), str(tmp_path / "q8"), "--weights", "q8"])
+    assert read(tmp_path / "q8") == plain
