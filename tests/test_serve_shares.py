@@ -6,7 +6,7 @@ import pytest
 
 from armd.model.sampling import Sampling
 from armd.serve.requests import GenerationRequest, ScheduledRequest
-from armd.serve.shares import AHEAD, CREDIT, DEARER, MOST_CLIENTS, QUICK, Turns
+from armd.serve.shares import AHEAD, CREDIT, DEARER, MOST_CLIENTS, QUICK, TURNAROUND, Turns
 
 PLAIN = Sampling()
 SHORT = QUICK / 4
@@ -18,74 +18,92 @@ def entry(client: object, *, sampling: Sampling = PLAIN, top: int = 0) -> Schedu
     return ScheduledRequest(request, 0.0, object(), client)
 
 
-def passes(
-    turns: Turns, active: list[ScheduledRequest], count: int, seconds: float = SHORT, each: int = 1
-) -> dict[object, int]:
-    """In how many passes each client took part; none is without anybody."""
-    taken: dict[object, int] = {one.client: 0 for one in active}
-    for _ in range(count):
-        present = turns.present(active)
-        assert present
-        turns.took(present, each, seconds)
-        for client in {one.client for one in present}:
-            taken[client] += each
-    return taken
+class Clocked(Turns):
+    """Its passes take the time they are said to take."""
+
+    now = 0.0
+
+    def passes(
+        self, active: list[ScheduledRequest], count: int, seconds: float = SHORT, each: int = 1
+    ) -> dict[object, int]:
+        """In how many passes each client took part; none is without anybody."""
+        taken: dict[object, int] = {one.client: 0 for one in active}
+        for _ in range(count):
+            present = self.present(active, self.now)
+            assert present
+            self.took(present, each, seconds)
+            self.now += each * seconds
+            for client in {one.client for one in present}:
+                taken[client] += each
+        return taken
 
 
 def test_clients_who_stay_take_part_in_every_pass() -> None:
     active = [entry(name) for name in "abcde"]
-    assert set(passes(Turns(), active, 300).values()) == {300}
+    assert set(Clocked().passes(active, 300).values()) == {300}
 
 
 @pytest.mark.parametrize("each", [1, 8])
 def test_who_was_alone_meanwhile_has_no_more_than_the_others(each: int) -> None:
     """Four texts end together, and for a while a fifth client has the model for itself."""
-    turns, total = Turns(), dict.fromkeys("abcde", 0)
+    turns, total = Clocked(), dict.fromkeys("abcde", 0)
     for _ in range(20):
         for names, count in (("abcde", 64), ("e", 24)):
-            found = passes(turns, [entry(n) for n in names], count // each, each=each)
+            found = turns.passes([entry(n) for n in names], count // each, each=each)
             total = {name: total[name] + found.get(name, 0) for name in total}
     assert max(total.values()) - min(total.values()) <= AHEAD + 24 + each
     alone = 64 * 20 / (64 * 20 + 24 * 20)
     assert alone < 0.75 < min(total.values()) / max(total.values())
 
 
-def test_what_is_kept_for_who_comes_back_has_a_limit() -> None:
-    """However long it was away, the other one misses no more than this."""
-    turns, both = Turns(), [entry("stays"), entry("returns")]
-    passes(turns, both, 3)
-    passes(turns, both[:1], 100_000)
-    found = passes(turns, both, 1000)
-    assert found == {"stays": 1000 - CREDIT, "returns": 1000}
+@pytest.mark.parametrize(("alone", "missed"), [(50, 50), (75, CREDIT), (1000, 0)])
+def test_what_is_kept_for_who_comes_back_has_a_limit(alone: int, missed: int) -> None:
+    """The other one misses no more than this, and nothing for who was away for long."""
+    turns, both = Clocked(), [entry("stays"), entry("returns")]
+    turns.passes(both, 3)
+    turns.passes(both[:1], alone)
+    assert (alone * SHORT < TURNAROUND) == bool(missed)
+    assert turns.passes(both, 1000) == {"stays": 1000 - missed, "returns": 1000}
+
+
+@pytest.mark.parametrize("connections", [2, 40])
+def test_connections_used_in_turn_have_no_more_than_one(connections: int) -> None:
+    """A long text beside short ones, two at a time, of two clients or of many in turn."""
+    turns, had = Clocked(), 0
+    for round in range(50):
+        pair = [entry((2 * round + k) % connections) for k in range(2)]
+        had += turns.passes([entry("long"), *pair], 60)["long"]
+    assert had == 50 * 60
 
 
 def test_a_new_client_takes_nothing_that_was_before_it() -> None:
-    turns = Turns()
-    passes(turns, [entry("old")], 100)
-    assert passes(turns, [entry("old"), entry("new")], 100) == {"old": 100, "new": 100}
+    turns = Clocked()
+    turns.passes([entry("old")], 100)
+    assert turns.passes([entry("old"), entry("new")], 100) == {"old": 100, "new": 100}
 
 
 @pytest.mark.parametrize("dear", [{"top": 5}, {"sampling": Sampling(repetition_penalty=1.3)}])
 def test_who_makes_passes_dearer_has_fewer_of_them(dear: dict[str, Any]) -> None:
     active = [entry("plain"), entry("dear", **dear)]
-    found = passes(Turns(), active, 3000)
+    found = Clocked().passes(active, 3000)
     assert found["plain"] == 3000 and found["dear"] == pytest.approx(3000 / DEARER, abs=AHEAD)
-    assert passes(Turns(), active[1:], 300) == {"dear": 300}
+    assert Clocked().passes(active[1:], 300) == {"dear": 300}
 
 
 def test_several_texts_of_a_client_count_as_one() -> None:
     active = [entry("many") for _ in range(6)] + [entry("one")]
-    assert passes(Turns(), active, 100) == {"many": 100, "one": 100}
+    assert Clocked().passes(active, 100) == {"many": 100, "one": 100}
 
 
 def test_in_long_passes_nobody_rests() -> None:
     """A row more costs little there, and who rests would lose much."""
-    turns, active = Turns(), [entry("plain"), entry("dear", top=1)]
-    assert passes(turns, active, 100, seconds=QUICK) == {"plain": 100, "dear": 100}
+    turns, active = Clocked(), [entry("plain"), entry("dear", top=1)]
+    assert turns.passes(active, 100, seconds=QUICK) == {"plain": 100, "dear": 100}
 
 
 def test_clients_are_forgotten() -> None:
-    turns = Turns()
+    turns = Clocked()
     for number in range(2 * MOST_CLIENTS):
-        passes(turns, [entry(number)], 1)
-    assert len(turns.steps) == MOST_CLIENTS
+        turns.passes([entry(number)], 1)
+    assert len(turns.steps) == len(turns.seen) == MOST_CLIENTS
+    turns.passes([entry(number) for number in range(2 * MOST_CLIENTS)], 2)

@@ -38,9 +38,8 @@ prompt."""
 
 
 class Engine:
-    """Decodes in a thread of its own. `deliver` takes the events of one step, or of some steps
-    together, as (callback, event) pairs, in that thread; left out, the callbacks are called
-    there."""
+    """Decodes in a thread of its own. `deliver` takes the events of one step or several, as
+    (callback, event) pairs, in that thread; left out, the callbacks are called there."""
 
     def __init__(
         self,
@@ -258,7 +257,8 @@ class Engine:
                 self._begin(entry)
             share_pass(self.active)
         # others rest, or wait for one of them to read their prompt
-        ready = [(one, one.sequence) for one in self.turns.present(self.active) if one.sequence]
+        present = self.turns.present(self.active, time.monotonic())
+        ready = [(entry, entry.sequence) for entry in present if entry.sequence]
         if not ready:
             return
         sequences, firsts = [one for _, one in ready], [one.step for _, one in ready]

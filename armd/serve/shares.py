@@ -41,7 +41,8 @@ class Shares:
 
 AHEAD, CREDIT = 16, 64
 """Steps: so many ahead of another, a client rests until it no longer is; as many as CREDIT are kept
-for one who comes back."""
+for one who comes back within TURNAROUND. Who stays away longer missed nothing: else connections
+used in turn would each have a credit, and the others would rest for all of them."""
 QUICK = 0.001
 """Seconds of a pass. In longer ones a row more costs the others little, and a pause much."""
 DEARER = 1.5
@@ -62,23 +63,23 @@ class Turns:
 
     def __init__(self) -> None:
         self.steps: dict[object, float] = {}
+        self.seen: dict[object, float] = {}
+        """When each last had a text under way; the newest come last."""
         self.resting: set[object] = set()
         self.seconds = 0.0
         """Of the last pass."""
 
-    def present(self, active: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+    def present(self, active: Sequence[ScheduledRequest], now: float) -> Sequence[ScheduledRequest]:
         """Those that take part in the next pass: always those of the client with the fewest."""
         clients = {entry.client for entry in active}
+        self._see(clients, now)
         if len(clients) < 2:
             self.resting.clear()
-            return list(active)
+            return active
         steps = self.steps
-        known = [steps[client] for client in clients if client in steps]
-        # who comes back may have far fewer than those who stayed
-        floor = max(known, default=0.0) - CREDIT
-        least = max(min(known, default=0.0), floor)
+        floor = max(steps[client] for client in clients) - CREDIT
         for client in clients:
-            steps[client] = max(steps.get(client, least), floor)
+            steps[client] = max(steps[client], floor)
         least = min(steps[client] for client in clients)
         for client in clients:
             ahead = steps[client] - least
@@ -89,6 +90,19 @@ class Turns:
         self.resting &= clients
         return [entry for entry in active if entry.client not in self.resting]
 
+    def _see(self, clients: set[object], now: float) -> None:
+        """Who is new, or was away for long, begins with the fewest steps of those who were not."""
+        here = {client for client in clients if now - self.seen.get(client, -math.inf) < TURNAROUND}
+        least = min((self.steps[client] for client in here), default=0.0)
+        for client in clients:
+            if client not in here:
+                self.steps[client] = least
+            self.seen.pop(client, None)
+            self.seen[client] = now
+        while len(self.seen) > max(MOST_CLIENTS, len(clients)):
+            oldest = next(iter(self.seen))
+            del self.seen[oldest], self.steps[oldest]
+
     def took(self, entries: Sequence[ScheduledRequest], steps: int, seconds: float) -> None:
         """So many passes, of so many seconds each."""
         self.seconds = seconds
@@ -97,6 +111,4 @@ class Turns:
             cost = DEARER if is_dearer(entry.request) else 1.0
             costs[entry.client] = max(cost, costs.get(entry.client, 0.0))
         for client, cost in costs.items():
-            self.steps[client] = self.steps.pop(client, 0.0) + cost * steps  # the newest come last
-        while len(self.steps) > MOST_CLIENTS:
-            del self.steps[next(iter(self.steps))]
+            self.steps[client] += cost * steps
