@@ -94,6 +94,8 @@ def test_the_verb_compares_both_sides_and_refuses_other_models(tmp_path, capsys,
     drawn, kept = some[1]["both"]["drawn"], some[1]["candidates"]["drawn"]
     assert drawn["fills"] == kept["fills"] == some[1]["both"]["fills"]
     assert "one of 4 candidates" in capsys.readouterr().out
+    with pytest.raises(ArmdError, match="--shares names no share"):
+        eval_infill(model, data=str(file), shares=())
     with pytest.raises(ArmdError, match="candidates 0"):
         eval_infill(model, data=str(file), candidates=0)
     with pytest.raises(ArmdError, match="ARMD model"):

@@ -28,6 +28,7 @@ from training_help import (  # noqa: E402
 )
 
 import armd  # noqa: E402
+from armd.commands.verify import check_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
@@ -230,7 +231,7 @@ def test_a_run_has_one_owner(data: Path, whole: Path, tmp_path: Path) -> None:
     assert_same(whole, out)
 
 
-@pytest.mark.parametrize("harm", ["cut", "flip", "remove", "empty"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "remove", "empty", "change"])
 def test_metrics_are_as_durable_as_the_weights(
     data: Path, whole: Path, tmp_path: Path, harm: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,8 +244,13 @@ def test_metrics_are_as_durable_as_the_weights(
     else:
         at = len(text) // 2
         flipped = text[:at] + b"\xff" + text[at + 1 :]
-        file.write_bytes({"cut": text[:at], "flip": flipped, "empty": b""}[harm])
+        changed = text.replace(b'"loss": 5', b'"loss": 1', 1)
+        harmed = {"cut": text[:at], "flip": flipped, "empty": b"", "change": changed}
+        assert changed != text
+        file.write_bytes(harmed[harm])
+    assert [name for name, wrong in check_folder(out) if wrong] == ["metrics.jsonl"]
     train(tiny(data, out))
+    assert not [name for name, wrong in check_folder(out) if wrong]
     said = capfd.readouterr().err
     assert "metrics.jsonl was damaged: repaired" in said and len(said.splitlines()) == 1
     assert file.read_bytes() == text

@@ -101,7 +101,9 @@ def check_run(folder: Path) -> Iterator[Found]:
         yield f"{CHECKPOINTS}/newest.json", "it names no checkpoint that is there"
     file = folder / METRICS
     if file.exists():
-        yield METRICS, _error(check_metrics, file)
+        yield METRICS, _error(check_metrics, file, saved)
+    elif steps_in(saved):
+        yield METRICS, "it is missing; the run writes it anew when it goes on"
     for name in (ADAPTER, BASE):
         place = folder / name
         if (wrong := unexchanged(place, lambda place=place: damaged_files(place))) is not None:
@@ -115,11 +117,22 @@ def check_run(folder: Path) -> Iterator[Found]:
             yield from ((f"{shown}/{name}", wrong) for name, wrong in found)
 
 
-def check_metrics(file: Path) -> None:
+def check_metrics(file: Path, saved: Path) -> None:
+    """Each checkpoint keeps the rows up to its step, with a checksum."""
     from ..train.run_folder import metrics_text, parse_rows
+    from ..train.saved_checkpoint import ROWS, damage, name_of, steps_in
 
-    if broken := parse_rows(metrics_text(file))[1]:
+    steps = steps_in(saved)  # before the rows: a run may train meanwhile
+    rows, broken = parse_rows(metrics_text(file))
+    if broken:
         raise ArmdError(f"{broken} lines cannot be read")
+    for step in reversed(steps):
+        place = saved / name_of(step)
+        if damage(place) is None and (place / ROWS).exists():
+            kept = parse_rows(metrics_text(place / ROWS))[0]
+            if kept != [row for row in rows if row["step"] <= step]:
+                raise ArmdError(f"it is not what the checkpoint of step {step} keeps of it")
+            return
 
 
 def check_model(folder: Path, *, exported: bool = False) -> Iterator[Found]:

@@ -58,6 +58,8 @@ def eval_infill(
     """
     from .load_model import load
 
+    if not shares:
+        raise ArmdError("--shares names no share; give one or more, such as 0.3, or leave it out")
     read_results(json, "infill")
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
