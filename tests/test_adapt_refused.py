@@ -37,6 +37,17 @@ def test_without_held_out_text_no_run_is_begun(base: Path, tmp_path: Path) -> No
     assert (adapt(recipe_of(job(base, some, out, steps=1))) / "export" / "config.json").is_file()
 
 
+def test_a_rank_above_the_width_is_refused_before_anything_is_written(
+    base: Path,  # noqa: F811
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ArmdError, match="--rank 1000000 passes the model's width"):
+        recipe_of(job(base, samples, out, steps=1, rank=1_000_000))
+    assert not list(tmp_path.glob("run*"))
+
+
 @pytest.mark.parametrize("what", ["check_vocabulary", "check_disk"])
 def test_no_run_is_begun_that_cannot_go_on(
     base: Path,  # noqa: F811

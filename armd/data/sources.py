@@ -197,7 +197,7 @@ def on_disk(path: Path, reading: Reading) -> Files:
         raise ArmdError(f"{path} is no file and no folder; write its text to a file first")
     near = difflib.get_close_matches(str(path), WORDS, n=1, cutoff=0.5)
     if not near and path.parent.is_dir():
-        beside = [entry.name for entry in path.parent.iterdir()]
+        beside = [entry.name for entry in path.parent.iterdir() if entry.exists()]
         near = difflib.get_close_matches(path.name, beside, n=1)
         near = [str(path.parent / name) for name in near]
     hint = f"; did you mean '{near[0]}'?" if near else ": no such file or folder"

@@ -64,7 +64,7 @@ def eval_infill(
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
         raise ArmdError(f"{model} knows one order only; infilling needs an ARMD model")
-    length = window or min(1024, loaded.model.config.max_length)
+    length = min(1024, loaded.model.config.max_length) if window is None else window
     if windows < 1 or batch < 1:
         raise ArmdError("--windows and --batch must be at least 1")
     if not 1 <= candidates <= MOST_CANDIDATES:

@@ -64,7 +64,7 @@ def eval_ppl(
     with process_group() as ranks:
         loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
         scorer = loaded.scorer()
-        length = window or min(chosen.window, scorer.max_length)
+        length = min(chosen.window, scorer.max_length) if window is None else window
         check_options(scoring, length, scorer.drawn)
         asked = [settings_of(loaded, corpus, protocol, length, scoring) for corpus in corpora]
         if not ranks.same(asked):

@@ -58,7 +58,7 @@ def eval_streams(
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
         raise ArmdError(f"{model} knows one order only; streams need an ARMD model")
-    length = window or min(1024, loaded.model.config.max_length)
+    length = min(1024, loaded.model.config.max_length) if window is None else window
     check(loaded, streams, prompt, windows, length)
     results, unwritten = [], ""
     for corpus in corpora:

@@ -222,6 +222,8 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
         )
     if job.length > config.max_length:
         raise ArmdError(f"--length {job.length} passes the model's {config.max_length}; lower it")
+    if not job.full and job.rank > config.d_model:  # more gains nothing, and takes any memory
+        raise ArmdError(f"--rank {job.rank} passes the model's width of {config.d_model}; lower it")
     return named, config
 
 
