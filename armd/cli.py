@@ -234,9 +234,9 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def check_figures(words: Sequence[str]) -> None:
-    """Raise, whatever the verb, where the file of --json is there and holds no figures: it would be
-    replaced, and may be the text or the prompts that they are of. A named pipe would wait for its
-    reader; those of a shell, in /dev, have one."""
+    """Raise, whatever the verb and before its work, where the file of --json is there and holds no
+    figures: it would be replaced, and may be the text or the prompts that they are of. A named pipe
+    would wait for its reader; those of a shell, in /dev, have one."""
     named = [word for option, word in itertools.pairwise(words) if option == "--json"]
     named += [word.removeprefix("--json=") for word in words if word.startswith("--json=")]
     for path in map(Path, named):
@@ -244,6 +244,8 @@ def check_figures(words: Sequence[str]) -> None:
             raise ArmdError(
                 f"{path} is a named pipe; give --json the name of a file, or /dev/stdout"
             )
+        if path.is_dir():
+            raise ArmdError(f"{path} is a folder; give --json the name of a file in it")
         if path.is_file() and path.stat().st_size and not holds_figures(path):
             raise ArmdError(f"{path} is there and holds no figures; give --json another name")
 

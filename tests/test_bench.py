@@ -10,6 +10,7 @@ import armd
 from armd.bench import decode, timing
 from armd.bench.decode import bench_decode
 from armd.bench.eval import bench_eval
+from armd.bench.faults import bench_faults
 from armd.bench.gemm import bench_products
 from armd.bench.prefill import bench_prefill
 from armd.bench.train import bench_train
@@ -69,6 +70,11 @@ def test_nothing_is_timed_before_the_options_are_checked(monkeypatch: pytest.Mon
     ):
         with pytest.raises(armd.ArmdError, match=r"--(repeats 0|lengths '0') must be"):
             call()
+
+
+def test_a_campaign_of_less_than_nothing_is_refused() -> None:
+    with pytest.raises(armd.ArmdError, match="--kills -1 must be"):
+        bench_faults(kills=-1)
 
 
 def test_all_of_the_memory_is_read() -> None:

@@ -124,6 +124,11 @@ def test_the_help_has_room(columns: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert "--weights" in capsys.readouterr().out
 
 
+def test_a_folder_for_figures_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(ArmdError, match="is a folder; give --json the name of a file"):
+        check_figures(["plan", "mini", f"--json={tmp_path}"])
+
+
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "figures.json"
     os.mkfifo(pipe)

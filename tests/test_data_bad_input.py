@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from data_help import stored_shards
 
+from armd.data import shards
 from armd.data.dataset import open_dataset
 from armd.data.prepare import Preparation, prepare
 from armd.data.tokenizer import find_tokenizer
@@ -80,6 +81,13 @@ def test_one_line_and_nothing_written(tmp_path: Path, make, options: dict, messa
         prepare(Preparation(source=source, out=tmp_path / "new" / "too" / "out", **options))
     assert "\n" not in str(raised.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
+
+
+def test_shards_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A shard is a file: with few tokens in each, a text would become millions of them."""
+    monkeypatch.setattr(shards, "MOST_SHARDS", 3)
+    case = (write("o.txt", GOOD), {"documents": "line", "shard_tokens": 1}, "raise --shard-tokens")
+    test_one_line_and_nothing_written(tmp_path, *case)
 
 
 def test_unknown_tokenizer_suggests_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -96,6 +96,8 @@ def test_the_plan_has_hours_and_cost_and_starts_nothing(tmp_path: Path, capsys):
     reproduce([], scale="paper", runs=("medium",), **places)
     said = capsys.readouterr().out
     assert said.startswith("1 runs") and "medium/exports/step-00350000" in said
+    with pytest.raises(ArmdError, match="--dollars in"):
+        reproduce([], scale="paper", **places, paper=PaperOptions(dollars=float("nan")))
     with pytest.raises(ArmdError, match="did you mean 'table1'"):
         reproduce(["tabel1"], scale="paper", **places)
     with pytest.raises(ArmdError, match="no run 'medum'"):

@@ -154,6 +154,20 @@ def test_data_facts_that_were_changed_are_damaged(data: Path, done: Path, tmp_pa
     train(tiny(data, out))
 
 
+def test_an_export_that_is_gone_is_missed_and_made_again(
+    data: Path, done: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    shutil.rmtree(out / "export")
+    found = dict(check_folder(out))
+    assert [name for name, wrong in found.items() if wrong] == ["export"]
+    (out / ".lock").touch()  # it trains, or was killed, and may be about to write the first one
+    assert "export" not in dict(check_folder(out))
+    train(tiny(data, out))
+    assert not any(dict(check_folder(out)).values())
+    assert final_state(out) == final_state(done)
+
+
 @pytest.mark.parametrize("change", [{"step": 13}, {"step": "16"}, {"heldout": "low"}], ids=repr)
 def test_facts_that_are_of_no_such_checkpoint_are_not_believed(
     data: Path, done: Path, tmp_path: Path, change: dict[str, Any]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
+from ..train.recipe_limits import check_between
 from .fault_child import Tally
 from .fault_inputs import bad_commands, damaged_folders
 from .fault_jobs import SHARES, Bench
@@ -48,6 +49,10 @@ def bench_faults(
         json: Write counts and failures to this file, after each try. If it is there already, what
             it counts is not tried again: a campaign may be stopped, and its kinds done one by one.
     """
+    counts = {"kills": kills, "disks": disks, "folders": folders, "commands": commands}
+    counts |= {"requests": requests, "owners": owners, "cuts": cuts}
+    for name, count in counts.items():
+        check_between(f"--{name}", count, 0, 10**6)
     record = Record(json, seed)
     with _place(keep) as place:
         bench = Bench(place)

@@ -81,6 +81,7 @@ def check_run(folder: Path) -> Iterator[Found]:
         DATA,
         EXPORT,
         KEPT,
+        LOCK,
         METRICS,
         read_data_facts,
         read_recipe,
@@ -115,6 +116,9 @@ def check_run(folder: Path) -> Iterator[Found]:
         elif place.exists():
             found = unexchanged(place, lambda place=place: list(check_model(place, exported=True)))
             yield from ((f"{shown}/{name}", wrong) for name, wrong in found)
+    # the first export follows its checkpoint: one that trains, or was killed, may have none yet
+    if steps_in(saved) and not (folder / EXPORT).exists() and not (folder / LOCK).exists():
+        yield EXPORT, "it is missing; the run writes it anew when it goes on"
 
 
 def check_metrics(file: Path, saved: Path) -> None:

@@ -17,6 +17,9 @@ from ..runtime.atomic_files import empty_folder, made_folder, sync_folder
 from ..runtime.lock import locked
 from ..runtime.signals import raise_if_stopped
 
+MOST_SHARDS = 10**5
+"""Of a split. More are a mistake: each is a file, which is opened and hashed by itself."""
+
 
 class ShardWriter:
     """Appends token bytes to numbered files of at most `shard_tokens` tokens."""
@@ -40,6 +43,8 @@ class ShardWriter:
                 self.close()
 
     def begin(self) -> None:
+        if len(self.shards) == MOST_SHARDS:
+            raise ArmdError(f"over {MOST_SHARDS:,} shards of a split; raise --shard-tokens")
         self.name = f"{self.split}-{len(self.shards):05d}.bin"
         self.file = (self.folder / self.name).open("wb")
         self.room, self.digest = self.limit, hashlib.sha256()

@@ -109,8 +109,10 @@ def reproduce_paper(
     """The paper's tables `names`, or all of them; of the runs `only`, if some are named."""
     if options.gpu not in GPUS:
         raise ArmdError(f"no GPU '{options.gpu}'; use one of {', '.join(GPUS)}")
-    if options.gpus < 1 or not 0 < options.utilisation <= 1 or options.dollars < 0:
-        raise ArmdError("--gpus must be at least 1, --utilisation in (0, 1], --dollars not below 0")
+    if options.gpus < 1 or not 0 < options.utilisation <= 1 or not 0 <= options.dollars < 1e6:
+        raise ArmdError(
+            "--gpus must be at least 1, --utilisation in (0, 1], --dollars in [0, 1000000)"
+        )
     tables = check_tables(names)
     chosen, folder = SCALES[scale], out / scale
     study = Study(chosen, folder, data or folder / "data")
