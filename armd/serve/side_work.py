@@ -1,25 +1,59 @@
 """Work that grows with a request: in threads, while the event loop serves others."""
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 INLINE = 4096
 """Places of a plan, or entries of an answer, that are worked on at once, on the event loop; and
 characters of a text that is short."""
-_short_work, _long_work = (ThreadPoolExecutor(2, f"{kind}-work") for kind in ("short", "long"))
-"""Few: each thread that runs Python keeps the event loop waiting for some milliseconds."""
+THREADS = 2
+"""Of each kind. Few: each thread that runs Python keeps the event loop waiting for some
+milliseconds."""
 
 
-async def beside(threads: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
+class SmallestFirst:
+    """Threads whose waiting work is taken by its size: small work waits for no more than what is
+    already running. Every other time the oldest is taken, so that large work is done, too."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.threads, self.lock = ThreadPoolExecutor(threads, name), threading.Lock()
+        self.waiting: list[tuple[int, Callable[[], Any], Future[Any]]] = []
+        self.oldest_next = False
+
+    def submit(self, size: int, work: Callable[[], Answer]) -> "Future[Answer]":
+        future: Future[Answer] = Future()
+        with self.lock:
+            self.waiting.append((size, work, future))
+        self.threads.submit(self._run)
+        return future
+
+    def _take(self) -> tuple[Callable[[], Any], "Future[Any]"]:
+        with self.lock:
+            oldest, self.oldest_next = self.oldest_next, not self.oldest_next
+            taken = self.waiting[0] if oldest else min(self.waiting, key=lambda one: one[0])
+            self.waiting.remove(taken)
+        return taken[1:]
+
+    def _run(self) -> None:
+        work, future = self._take()
+        if not future.set_running_or_notify_cancel():
+            return  # nobody waits for it
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+_short_work, _long_work = (SmallestFirst(THREADS, f"{kind}-work") for kind in ("short", "long"))
 
 
 async def aside(size: int, work: Callable[[], Answer]) -> Answer:
     """Work on a request or an answer of this size: in a thread where it takes long."""
-    return await beside(_long_work, work) if size > INLINE else work()
+    return await asyncio.wrap_future(_long_work.submit(size, work)) if size > INLINE else work()
 
 
 async def encoding(size: int, work: Callable[[], Answer], places: int = 0) -> Answer:
@@ -27,5 +61,5 @@ async def encoding(size: int, work: Callable[[], Answer], places: int = 0) -> An
     else's: its patterns may take minutes for a short text, so that none of it is done on the event
     loop; and short texts do not wait for long ones."""
     if 0 < size <= INLINE and places <= 4 * INLINE:
-        return await beside(_short_work, work)
+        return await asyncio.wrap_future(_short_work.submit(size, work))
     return await aside(max(size, places), work)
