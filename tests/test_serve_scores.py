@@ -1,6 +1,7 @@
 """Scores are exact whoever waits beside them, share passes, and take turns with generation."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from armd.runtime.seeds import seeded
 from armd.serve import score_batches, shares
 from armd.serve.engine import Engine, GenerationRequest, ShuttingDown
 from armd.serve.events import Ended
-from armd.serve.score_batches import ScoreJob, score_texts
+from armd.serve.score_batches import PartClock, ScoreJob, ScoreQueue, score_texts
 
 
 def jobs() -> list[ScoreJob]:
@@ -165,3 +166,86 @@ def test_a_server_that_ends_does_not_finish_a_long_text(engine: Engine, monkeypa
     )
     with pytest.raises(ShuttingDown):
         engine.score(jobs()[-2]).result(20)
+
+
+def scored_in_the_middle(
+    engine: Engine, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """The lengths of texts in the order in which their scores are there, if all but the first come
+    while the first is being scored."""
+    monkeypatch.setattr(score_batches, "TURN_SECONDS", 0.0)
+    hidden, told, waiting = engine.model.hidden, [], list(lengths[1:])
+    futures: list[Future] = []
+
+    def add(n: int) -> None:
+        job = ScoreJob([n] * n, armd.order.left_to_right(n))
+        job.future.add_done_callback(lambda _: told.append(n))
+        futures.append(engine.score(job))
+
+    def begun(tokens, order):
+        while waiting:
+            add(waiting.pop(0))
+        return hidden(tokens, order)
+
+    monkeypatch.setattr(engine.model, "hidden", begun)
+    go = held(engine)
+    add(lengths[0])
+    go.set()
+    futures[0].result(20)
+    found = [future.result(20) for future in futures]
+    monkeypatch.setattr(engine.model, "hidden", hidden)
+    for n, scores in zip(lengths, found, strict=True):
+        job = ScoreJob([n] * n, armd.order.left_to_right(n))
+        assert scores == score_texts(engine.model, [job])[0]
+    assert not engine.scores.under_way
+    return told
+
+
+@pytest.mark.parametrize("speed", [0.0, 1e9], ids=["unknown", "known"])
+def test_short_texts_are_scored_in_the_middle_of_a_long_one(
+    engine: Engine, speed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shortest first, before long ones that came earlier; those do not come in between. All
+    have the bits they have alone."""
+    engine.scores.tokens_per_second = speed
+    told = scored_in_the_middle(engine, [64, 60, 20, 3], monkeypatch)
+    assert told.index(3) < told.index(64) < told.index(60)
+
+
+class Timed(ScoreQueue):
+    """A pass of 64 tokens that is under way: what it lends, and what it had, as it is said."""
+
+    def __init__(self, lengths: list[int], *, spent: float, lent: float = 0.0) -> None:
+        super().__init__()
+        self.tokens_per_second = 100.0
+        self.waiting.extend(ScoreJob([1] * n, armd.order.left_to_right(n)) for n in lengths)
+        self.under_way = [clock := PartClock(lambda _: None, 64)]
+        clock.spent, clock.lent = spent, lent
+
+    def lengths(self) -> list[int]:
+        return [len(job.tokens) for job in self.take()]
+
+
+def test_a_text_waits_for_as_long_as_it_takes_and_the_long_one_goes_on() -> None:
+    """At 100 tokens a second. Time that was lent does not count: a long text has its half, however
+    many short ones come."""
+    assert Timed([20, 5], spent=0.06).lengths() == [5]
+    assert Timed([20], spent=0.19).lengths() == []
+    assert Timed([20], spent=0.21).lengths() == [20]
+    assert Timed([33], spent=100.0).lengths() == []
+    assert Timed([5], spent=0.5, lent=0.46).lengths() == []
+    assert Timed([5], spent=0.5, lent=0.44).lengths() == [5]
+
+
+def test_what_is_scored_in_the_middle_counts_as_lent() -> None:
+    queue = Timed([], spent=1.0)
+    outer = queue.under_way[0]
+    queue.run(writer(), [ScoreJob([1, 2], armd.order.left_to_right(2))], lambda _: None)
+    assert queue.under_way == [outer] and outer.lent > 0
+
+
+def test_the_oldest_text_is_next_where_none_is_under_way() -> None:
+    """So none waits for ever, however many shorter ones come."""
+    queue = Timed([60, 5, 5], spent=0.0)
+    queue.under_way.clear()
+    assert queue.lengths() == [60] and queue.lengths() == [5]

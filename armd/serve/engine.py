@@ -30,6 +30,7 @@ from .prefill import begin, keep_prompt, share_pass
 from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
 from .shares import Shares, Turns
+from .side_work import settle
 
 FLUSH_INTERVAL = 0.002
 """Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
@@ -138,8 +139,7 @@ class Engine:
         ahead = len(self.waiting) + len(self.exclusive) + len(self.scores.waiting)
         if ahead + count > self.queue + max(0, self.slots - len(self.active)):
             self.metrics.refused += 1
-            seconds = self.metrics.mean_seconds() * (ahead + 1) / self.slots
-            raise QueueFull(max(1, min(60, math.ceil(seconds))))
+            raise QueueFull(self.metrics.seconds_until_free(ahead, self.slots))
 
     # what follows runs in the engine's thread
 
@@ -215,27 +215,24 @@ class Engine:
             if not self.exclusive:
                 return
             work, future = self.exclusive.popleft()
-        if not future.set_running_or_notify_cancel():
-            return
         self._deliver()  # it may take long
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+        settle(work, future)
 
     def _score(self) -> None:
         """A batch of texts to be scored, if it is their turn."""
-        shares = self.shares
-        if not self.scores.waiting or (shares.owed > 0 and (self.active or shares.pause())):
-            return
-        self._deliver()  # it may take long
+        passes_first = self.shares.owed > 0 and (self.active or self.shares.pause())
+        if self.scores.waiting and not passes_first:
+            self._deliver()  # it may take long
+            self._score_batch()
+
+    def _score_batch(self) -> None:
         with self.wake:
             batch = self.scores.take()
         if batch:
-            shares.scored(self.scores.run(self.model, batch, self._turn))
+            self.shares.scored(self.scores.run(self.model, batch, self._turn))
 
     def _turn(self, seconds: float) -> None:
-        """In the middle of scoring, after so many seconds of it: the passes that are owed."""
+        """After so many seconds of scoring: the passes that are owed, then shorter texts."""
         self.shares.scored(seconds)
         while self.shares.owed > 0:
             with self.wake:
@@ -247,6 +244,7 @@ class Engine:
         self._deliver()  # scoring goes on
         if time.monotonic() >= self.cut_at:
             raise ShuttingDown("the server is shutting down")
+        self._score_batch()
 
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""

@@ -1,5 +1,6 @@
 """What the server has done, as numbers for /metrics."""
 
+import math
 import os
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -64,8 +65,10 @@ class Metrics:
         self.failed += failed
         self.whole.add(seconds)
 
-    def mean_seconds(self) -> float:
-        return self.whole.total / max(1, sum(self.whole.counts))
+    def seconds_until_free(self, ahead: int, slots: int) -> int:
+        """After how long it is worth trying again, where so many wait."""
+        mean = self.whole.total / max(1, sum(self.whole.counts))
+        return max(1, min(60, math.ceil(mean * (ahead + 1) / slots)))
 
     def answered(self, path: str, status: int) -> None:
         self.answers[path, status] = self.answers.get((path, status), 0) + 1

@@ -1,6 +1,7 @@
 """Texts to be scored: several in one forward pass, each padded behind its end. In the middle of a
-long pass others have their turns."""
+long pass others have their turns: texts being written, and shorter ones to be scored."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,26 +47,39 @@ class ScoreQueue:
 
     def __init__(self) -> None:
         self.waiting: deque[ScoreJob] = deque()
+        self.under_way: list[PartClock] = []
+        """The batches being scored, each in the middle of the one before it."""
         self.tokens_per_second = 0.0
         """As the last batch went; unknown at first, so the first batch has one text."""
 
     def take(self) -> list[ScoreJob]:
-        """The next batch, in the order of arrival. Padding counts, because it costs as much."""
+        """The next batch. Padding counts, because it costs as much."""
         batch: list[ScoreJob] = []
         room, longest = self.tokens_per_second * TURN_SECONDS, 0
-        while self.waiting:
-            longest = max(longest, len(self.waiting[0].tokens))
+        while job := self._next():
+            longest = max(longest, len(job.tokens))
             if batch and (len(batch) + 1) * longest > room:
                 break
-            job = self.waiting.popleft()
+            self.waiting.remove(job)
             if job.future.set_running_or_notify_cancel():
                 batch.append(job)
         return batch
 
+    def _next(self) -> ScoreJob | None:
+        """The oldest text, so that each has its turn; in the middle of a batch the shortest, if
+        that batch makes way for it."""
+        if not self.under_way:
+            return self.waiting[0] if self.waiting else None
+        job = min(self.waiting, key=lambda job: len(job.tokens), default=None)
+        speed, clock = self.tokens_per_second or math.inf, self.under_way[-1]
+        return job if job and clock.makes_way_for(len(job.tokens), speed) else None
+
     def run(self, model: ArmdLM, batch: list[ScoreJob], turn: Callable[[float], None]) -> float:
         """Score a batch and hand out the results, or what went wrong. `turn` is called where others
         may have their turn, with the seconds since the last one; those since then are returned."""
-        clock = PartClock(turn)
+        longest = max(len(job.tokens) for job in batch)
+        clock = PartClock(turn, longest)
+        self.under_way.append(clock)
         try:
             with before_each_part(model, clock.part):
                 found = score_texts(model, batch)
@@ -73,9 +87,12 @@ class ScoreQueue:
             for job in batch:
                 job.future.set_exception(error)
             return clock.since()
-        rest = clock.since()
-        tokens = len(batch) * max(len(job.tokens) for job in batch)
-        self.tokens_per_second = tokens / (clock.spent + rest)
+        finally:
+            self.under_way.pop()
+            rest = clock.since()
+            if self.under_way:
+                self.under_way[-1].lent += clock.lent + clock.spent + rest
+        self.tokens_per_second = len(batch) * longest / (clock.spent + rest)
         for job, scores in zip(batch, found, strict=True):
             job.future.set_result(scores)
         return rest
@@ -84,8 +101,16 @@ class ScoreQueue:
 class PartClock:
     """Seconds that a pass takes, without those of the turns of others."""
 
-    def __init__(self, turn: Callable[[float], None]) -> None:
+    def __init__(self, turn: Callable[[float], None], longest: int) -> None:
         self.turn, self.spent, self.begin, self.inside = turn, 0.0, time.perf_counter(), False
+        self.longest, self.lent = longest, 0.0
+        """Tokens of its longest text; seconds of other texts that were scored in the middle."""
+
+    def makes_way_for(self, tokens: int, speed: float) -> bool:
+        """Whether a text is scored before the pass goes on. It has at most half of its tokens, and
+        is expected to take no longer than the pass has had more than texts like it: so the pass has
+        about half of the time, and a text waits for no more than about the time it takes."""
+        return 2 * tokens <= self.longest and tokens <= speed * (self.spent - self.lent)
 
     def since(self) -> float:
         """Seconds since the last turn."""

@@ -39,9 +39,12 @@ class SmallestFirst:
         return taken[1:]
 
     def _run(self) -> None:
-        work, future = self._take()
-        if not future.set_running_or_notify_cancel():
-            return  # nobody waits for it
+        settle(*self._take())
+
+
+def settle(work: Callable[[], Answer], future: "Future[Answer]") -> None:
+    """Do the work for those who wait for it, if anybody does."""
+    if future.set_running_or_notify_cancel():
         try:
             future.set_result(work())
         except BaseException as error:
