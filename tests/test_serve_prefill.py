@@ -16,7 +16,7 @@ from armd.generation.decoder import Decoder
 from armd.generation.plan import DecodePlan, from_blanks
 from armd.native import library as native
 from armd.runtime.seeds import seeded
-from armd.serve import prefill
+from armd.serve import prefill, shares
 from armd.serve.engine import Engine, GenerationRequest
 from armd.serve.events import StepEvent
 
@@ -166,3 +166,29 @@ def test_a_text_is_written_while_a_long_prompt_is_read(monkeypatch: pytest.Monke
     engine.stop()
     assert engine.join(PATIENCE)
     assert told.index("long") == told.count("short") == 7
+
+
+@compiled
+def test_between_parts_of_a_prompt_a_text_has_passes_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a share this large the text is written to its end after one part of the prompt, though
+    the prompt came first; then the prompt is read. Both are as if alone."""
+    monkeypatch.setattr(prefill, "TOKENS_A_PASS", 8)
+    monkeypatch.setattr(shares, "READING_SHARE", 1e9)
+    monkeypatch.setattr(shares, "QUICK", -1e9)
+    model, orders = packed(), armd.order.strided(12, 1)
+    plans = [plan_of(given, 12, orders) for given in (50, 2)]
+    engine, hearers = Engine(model, slots=3).start(), [Hearer(), Hearer()]
+    monkeypatch.setattr(engine.reading, "usual", -1.0)
+    counts, go = given_tokens(engine, monkeypatch), held(engine)
+    engine.submit(requests([plans[0]], hearers[:1]))
+    engine.submit([GenerationRequest(plans[1], PLAIN, seeded(0, 1), hearers[1])])
+    go.set()
+    assert all(hearer.over.wait(PATIENCE) for hearer in hearers)
+    engine.stop()
+    assert engine.join(PATIENCE)
+    read = [at for at, count in enumerate(counts) if count]
+    assert sum(counts) == 52 and read[:2] == [0, 1] and read[2] - read[1] > 1
+    for index, (plan, hearer) in enumerate(zip(plans, hearers, strict=True)):
+        assert hearer.landed == filled(model, plan, index)

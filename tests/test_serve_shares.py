@@ -1,12 +1,14 @@
-"""Laws: clients whose texts are written together have equal numbers of steps, whoever was away."""
+"""Laws: clients whose texts are written together have equal numbers of steps, whoever was away;
+and keep half of their speed beside those who read long prompts."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from armd.model.sampling import Sampling
 from armd.serve.requests import GenerationRequest, ScheduledRequest
-from armd.serve.shares import AHEAD, CREDIT, DEARER, MOST_CLIENTS, QUICK, TURNAROUND, Turns
+from armd.serve.shares import AHEAD, CREDIT, DEARER, MOST_CLIENTS, QUICK, TURNAROUND, Reading, Turns
 
 PLAIN = Sampling()
 SHORT = QUICK / 4
@@ -107,3 +109,48 @@ def test_clients_are_forgotten() -> None:
         turns.passes([entry(number)], 1)
     assert len(turns.steps) == len(turns.seen) == MOST_CLIENTS
     turns.passes([entry(number) for number in range(2 * MOST_CLIENTS)], 2)
+
+
+def reader(steps: int) -> ScheduledRequest:
+    """Who has taken so many steps; none: a prompt is being read."""
+    made = entry(object())
+    made.sequence = cast(Any, SimpleNamespace(step=steps))
+    return made
+
+
+def passes_after(long: float, plain: float, *, beside: int = 1) -> int:
+    """How many passes of `plain` seconds there are between two that read parts of a prompt and take
+    `long` seconds, beside so many texts being written."""
+    reading, entries = Reading(), [reader(0), *(reader(3) for _ in range(beside))]
+    if beside:
+        reading.took([3] * beside, 1, plain)
+    assert reading.allowed(entries) == entries
+    reading.took([0] + [3] * beside, 1, long)
+    for count in range(10**6):
+        taken = reading.allowed(entries)
+        if taken == entries:
+            return count
+        assert taken == entries[1:]
+        reading.took([3] * beside, 1, plain)
+    raise AssertionError("the prompt is never read")
+
+
+@pytest.mark.parametrize("beside", [1, 5])
+def test_beside_prompts_texts_keep_half_of_their_speed(beside: int) -> None:
+    """Passes are of 1/64 s, which sum up exactly; a text has a step in each, also in those that
+    read."""
+    for longer in (2, 8, 64):
+        steps = 1 + passes_after(longer / 64, 1 / 64, beside=beside)
+        seconds = (longer + steps - 1) / 64
+        assert steps == longer and steps >= 0.5 * seconds * 64
+
+
+def test_prompts_wait_for_nothing_where_it_helps_nobody() -> None:
+    assert passes_after(1.0, 0.1, beside=0) == 0
+    assert passes_after(SHORT + QUICK / 2, SHORT) == 0
+
+
+def test_prompts_go_on_when_those_who_write_have_ended() -> None:
+    reading, prompt, text = Reading(), reader(0), reader(3)
+    reading.took([0, 3], 1, 1.0)
+    assert reading.allowed([prompt, text]) == [text] and reading.allowed([prompt]) == [prompt]

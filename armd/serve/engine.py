@@ -29,7 +29,7 @@ from .metrics import Metrics
 from .prefill import begin, keep_prompt, share_pass
 from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
-from .shares import Shares, Turns
+from .shares import Reading, Shares, Turns
 from .side_work import settle
 
 FLUSH_INTERVAL = 0.002
@@ -55,7 +55,7 @@ class Engine:
         self.pool = CachePool.of(model, slots + 1)  # the spare one
         self.decoder = Decoder(model)
         self.deliver = deliver or (lambda outbox: [callback(event) for callback, event in outbox])
-        self.metrics = Metrics()
+        self.metrics, self.reading = Metrics(), Reading()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.scores, self.shares, self.turns = ScoreQueue(), Shares(), Turns()
@@ -256,7 +256,8 @@ class Engine:
             share_pass(self.active)
         # others rest, or wait for one of them to read their prompt
         present = self.turns.present(self.active, time.monotonic())
-        ready = [(entry, entry.sequence) for entry in present if entry.sequence]
+        allowed = self.reading.allowed(present)
+        ready = [(entry, entry.sequence) for entry in allowed if entry.sequence]
         if not ready:
             return
         sequences, firsts = [one for _, one in ready], [one.step for _, one in ready]
@@ -268,7 +269,7 @@ class Engine:
                 self._finish(entry, Failed(repr(error)))
             return
         each = (time.perf_counter() - start) / len(rounds)
-        self.turns.took([entry for entry, _ in ready], len(rounds), each)
+        self.turns.took(present, len(rounds), each)
         for number, results in enumerate(rounds):
             for (entry, sequence), first, result in zip(ready, firsts, results, strict=True):
                 if isinstance(result, Exception):
@@ -282,6 +283,7 @@ class Engine:
             if sequence.done and not entry.cancelled:
                 self._finish(entry, Ended("stop" if sequence.stopped else "length"))
         self.shares.passed(seconds := time.perf_counter() - start)
+        self.reading.took(firsts, len(rounds), seconds)
         self.metrics.passed(len(rounds), len(ready) * len(rounds), seconds)
 
     def _begin(self, entry: ScheduledRequest) -> None:

@@ -1,5 +1,6 @@
 """Who is next. Texts being written or those to be scored: by time, so that many or long texts to be
-scored take no more from the others than few. Of clients whose texts are being written: by steps, so
+scored take no more from the others than few. Texts being written or prompts being read: by time,
+too. Of clients whose texts are being written: by steps, so
 that one whose texts follow each other more quickly has no more of them."""
 
 from __future__ import annotations
@@ -50,6 +51,38 @@ DEARER = 1.5
 it, pays for what makes their passes longer."""
 MOST_CLIENTS = 1024
 """That are remembered."""
+
+READING_SHARE = 1.0
+"""Seconds of passes without prompts for each second that prompts made a pass longer."""
+
+
+class Reading:
+    """Time for prompts. Where texts are being written, a part of a prompt is followed by passes for
+    those texts alone, about as long as it kept them waiting: they have half of their speed or
+    more. Where a part is short, or nobody writes, prompts wait for nothing."""
+
+    def __init__(self) -> None:
+        self.owed = 0.0
+        """Seconds of passes without prompts that come before more is read."""
+        self.usual = 0.0
+        """Seconds of the last pass without prompts."""
+
+    def allowed(self, present: Sequence[ScheduledRequest]) -> Sequence[ScheduledRequest]:
+        """Those of a pass without the ones that are to wait with their prompts."""
+        if self.owed <= 0:
+            return present
+        writing = [entry for entry in present if entry.sequence and entry.sequence.step]
+        return writing or present
+
+    def took(self, firsts: Sequence[int], passes: int, seconds: float) -> None:
+        """So many passes, of so many seconds together; before them each text had taken so many
+        steps: none where its prompt was being read."""
+        if all(firsts):
+            self.owed -= seconds
+            self.usual = seconds / passes
+        elif any(firsts):
+            longer = seconds - passes * self.usual
+            self.owed = READING_SHARE * longer if longer >= QUICK else 0.0
 
 
 def is_dearer(request: GenerationRequest) -> bool:
