@@ -154,3 +154,10 @@ def test_prompts_go_on_when_those_who_write_have_ended() -> None:
     reading, prompt, text = Reading(), reader(0), reader(3)
     reading.took([0, 3], 1, 1.0)
     assert reading.allowed([prompt, text]) == [text] and reading.allowed([prompt]) == [prompt]
+
+
+def test_what_was_read_while_nobody_wrote_is_owed_to_nobody() -> None:
+    """Texts that share a prompt begin together, once it is read."""
+    reading, entries = Reading(), [reader(0), reader(1)]
+    reading.took([0], 1, 1.0)
+    assert reading.allowed(entries) == entries
