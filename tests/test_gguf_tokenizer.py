@@ -10,11 +10,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("gguf")
 
 from convert_help import source_model  # noqa: E402
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+from tokenizers import (  # noqa: E402
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 
 from armd.convert import to_gguf  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.data.tokenizer import TextTokenizer, byte_symbols  # noqa: E402
+from armd.errors import ArmdError  # noqa: E402
 from armd.pretrained import load_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -108,6 +116,99 @@ def test_no_token_is_added_and_none_is_respelled(tmp_path: Path) -> None:
     from armd.eval.judge import load_judge
 
     same(made, load_judge(str(file)).tokenizer)
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+BYTES, GPT2_BYTES = (
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex) for regex in (False, True)
+)
+CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\p{N}")
+# how a tokenizer cuts text into words, the name of it in a file, or None: there is none
+CUTS: list[tuple[Any, str | None]] = [
+    ([GPT2_BYTES], "gpt-2"),
+    ([pre_tokenizers.Split(Regex(GPT2), "isolated"), BYTES], "gpt-2"),
+    ([pre_tokenizers.Digits(individual_digits=True), GPT2_BYTES], "smollm"),
+    ([pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), GPT2_BYTES], "smollm"),
+    ([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTES], "dbrx"),
+    ([pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"), BYTES], "qwen2"),
+    ([*(pre_tokenizers.Split(Regex(part), "isolated") for part in CODER), BYTES], None),
+    ([pre_tokenizers.Digits(individual_digits=False), GPT2_BYTES], None),
+    ([BYTES], None),
+]
+
+
+def cutting(cut: list[Any]) -> TextTokenizer:
+    """Merges of everything that one way of cutting keeps together and another takes apart."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = BYTES, decoders.ByteLevel()
+    texts = ["\n\n1. 12345 1234", "a\n\n  12", "we'll WE'LL.\n\n", "x=   42\t\t7", "a.b 1.5"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=byte_symbols(),
+        special_tokens=["</s>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts * 3, trainer)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(cut)
+    return TextTokenizer(backend, {"bos_token": "</s>", "eos_token": "</s>"})
+
+
+@pytest.mark.parametrize(("cut", "name"), CUTS, ids=[str(name) for _, name in CUTS])
+def test_words_are_cut_as_before_or_the_file_is_not_written(
+    cut: list[Any], name: str | None, tmp_path: Path
+) -> None:
+    """Where digits, spaces and the ends of lines meet, another way gives other tokens."""
+    made = cutting(cut)
+    if name is None:
+        with pytest.raises(ArmdError, match="no name for how this tokenizer cuts"):
+            through_gguf(made, tmp_path)
+        assert not (tmp_path / "model.gguf").exists()
+        return
+    file, again = through_gguf(made, tmp_path)
+    import gguf
+
+    assert gguf.GGUFReader(file).fields["tokenizer.ggml.pre"].contents() == name
+    same(made, again, (*TEXTS, "\n\n1. 12345 1234 x=   42\t\t7 a.b 1.5 WE'LL we'll a\n\n  12"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("deepseek-coder", "'deepseek-coder', which"), ("", "not said")]
+)
+def test_a_way_to_cut_that_is_not_known_is_refused(
+    name: str, said: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(to_gguf, "name_for", lambda _: name)
+    with pytest.raises(ArmdError, match=f"how text is cut into words is {said}"):
+        through_gguf(cutting([GPT2_BYTES]), tmp_path)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("rope.scale_linear", 4.0, "rotary positions scaled by 'linear'"),
+        ("rope.scaling.factor", 4.0, "rotary positions scaled by 'linear'"),
+        ("rope.scaling.factor", 1.0, None),
+        ("attention.scale", 0.5, "attention of another scale"),
+        ("attention.causal", 0.0, "both sides"),
+    ],
+)
+def test_a_network_that_is_not_ours_is_refused(
+    key: str, value: float, said: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """As llama.cpp reads these keys: a factor without a type is of linear scaling."""
+    before = to_gguf.add_facts
+
+    def more(writer: Any, *rest: Any) -> None:
+        before(writer, *rest)
+        writer.add_float32(f"llama.{key}", value)
+
+    monkeypatch.setattr(to_gguf, "add_facts", more)
+    if said is None:
+        through_gguf(cutting([GPT2_BYTES]), tmp_path)
+        return
+    with pytest.raises(ArmdError, match=said):
+        through_gguf(cutting([GPT2_BYTES]), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["prepend", "none"])

@@ -60,6 +60,15 @@ def test_the_shipped_adapter_is_whole_and_reads_the_right_side() -> None:
     assert {f"layers.{n}.right_bias" for n in range(30)} <= merging.new.keys()
 
 
+def test_digits_are_cut_one_by_one(folder: Path) -> None:
+    """As in the source's own tokenizer: ends of lines before a digit are a word of their own."""
+    backend = load_tokenizer(folder).backend
+    found = backend.encode("Hello world! 123", add_special_tokens=False).ids
+    assert found == [19556, 905, 17, 216, 33, 34, 35]
+    words = backend.encode("List:\n\n1. one", add_special_tokens=False).tokens
+    assert words[:4] == ["List", ":", "ĊĊ", "1"]
+
+
 def next_logits(theirs: Any, bos: int, ids: list[int]) -> Any:
     """What transformers' model says of each token, and of the one after the last."""
     with torch.no_grad():

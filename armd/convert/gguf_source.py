@@ -37,6 +37,16 @@ INNER = {
     "ffn_down": "mlp.down_proj",
 }
 FREQUENCIES = "rope_freqs.weight"
+OTHERS = {
+    "attn_logit_softcapping": "soft-capped logits",
+    "final_logit_softcapping": "soft-capped logits",
+    "attention.sliding_window": "sliding windows",
+    "attention.scale": "attention of another scale",
+    "attention.clamp_kqv": "clamped queries and keys",
+    "attention.max_alibi_bias": "ALiBi",
+    "logit_scale": "scaled logits",
+}
+"""What a file can say of its network that ours does not do."""
 LONG = {f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges")}
 """Left to the tokenizer's reader."""
 # the scalings that released models have, because a file names only what follows from them
@@ -173,11 +183,11 @@ def facts_of(
         refuse(str(file), "a mixture of experts")
     if get("rope.dimension_count", width) != width:
         refuse(str(file), "partial rotary positions")
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for name, what in OTHERS.items():
         if get(name):
-            refuse(str(file), "soft-capped logits")
-    if get("attention.sliding_window"):
-        refuse(str(file), f"sliding windows of {get('attention.sliding_window')} tokens")
+            refuse(str(file), what)
+    if not get("attention.causal", True):
+        refuse(str(file), "attention to both sides")
     base = float(get("rope.freq_base", 10000.0))
     return {
         "model_type": kind,
@@ -200,7 +210,9 @@ def facts_of(
 def scaling(
     file: Path, get: Callable[..., Any], base: float, width: int, factors: list | None
 ) -> dict[str, Any]:
-    found = get("rope.scaling.type", "none")
+    # files without a type are of linear scaling, as llama.cpp reads them
+    factor = float(get("rope.scaling.factor", get("rope.scale_linear", 0.0)))
+    found = get("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
     if found != "none":
         return {"rope_theta": base, "rope_type": found}  # refused where configs are checked
     if factors is None:

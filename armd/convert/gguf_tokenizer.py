@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from ..errors import ArmdError
+from .gguf_words import cut_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 SPACE = "\u2581"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens that are found in a text before it is cut."""
-WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-"""Names of ways to cut text with which llama.cpp takes a word of the vocabulary whole, by whatever
-merges it could be made."""
 
 
 def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
@@ -56,8 +54,8 @@ def as_in_file(backend: Tokenizer, fields: Mapping[str, Any]) -> Tokenizer:
         with_own_tokens(saved, get("tokens", []), get("token_type", []))
     if (saved["pre_tokenizer"] or {}).get("type") == "Metaspace":
         with_spaces(saved, before=bool(get("add_space_prefix", True)))
-    if get("model", "") == "gpt2" and get("pre", "") in WORDS_FIRST:
-        saved["model"]["ignore_merges"] = True
+    if get("model", "") == "gpt2":
+        cut_as(saved, str(get("pre", "")))
     return Tokenizer.from_str(json.dumps(saved))
 
 

