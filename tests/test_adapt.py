@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from armd.errors import ArmdError  # noqa: E402
 from armd.model.configuration_armd import ArmdConfig  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
 from armd.runtime.atomic_files import damaged_files, write_sums  # noqa: E402
-from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
+from armd.train.adapt import adapt  # noqa: E402
 from armd.train.adapt_command import Adapting, recipe_of  # noqa: E402
 from armd.train.run_folder import read_metrics  # noqa: E402
 
@@ -173,31 +172,6 @@ def test_base_adapter_and_merged_model_have_checksums(
         (copy / file.name).write_bytes(data)
         with pytest.raises(ArmdError, match=r"damaged|cannot read"):
             Merging(copy)
-
-
-@pytest.mark.parametrize("stopped", [3, 4])
-def test_a_stopped_run_ends_as_one_that_was_not(
-    base: Path,
-    samples: Path,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stopped: int,
-) -> None:
-    recipe = replace(recipe_of(job(base, samples, tmp_path / "run")))
-    step = AdaptTrainer.train_step
-
-    def dies(self: Any, batch: Any, **rest: Any) -> Any:
-        if batch.step == stopped:
-            raise RuntimeError("killed")
-        return step(self, batch, **rest)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(AdaptTrainer, "train_step", dies)
-        adapt(recipe)
-    adapt(recipe)
-    for name in ("adapter/adapter_model.safetensors", "export/model.safetensors"):
-        assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
 
 
 def test_the_curve_tells_each_number_of_streams(run: Path) -> None:

@@ -161,11 +161,13 @@ class AdaptTrainer(Trainer):
         return rows.gather(1, position[..., None].expand(rows.shape)).flatten(0, 1)
 
     def _read(self, tokens: Tensor, read: InOrderRows | None = None) -> Tensor:
-        """The source's final rows, left to right; kept if these windows come again."""
+        """The source's final rows, left to right; kept if these windows come again. Those that are
+        kept do not depend on what this step has read: a run that goes on must have the same."""
+        order = left_to_right(tokens.shape[1])
+        if self.recipe.adapt.repeats == 1:
+            return self.source.hidden(tokens, order, read=read)
         if (found := self.kept.get(windows := tokens.cpu().numpy().tobytes())) is None:
-            found = self.source.hidden(tokens, left_to_right(tokens.shape[1]), read=read)
-            if self.recipe.adapt.repeats > 1:
-                self.kept[windows] = found
+            found = self.kept[windows] = self.source.hidden(tokens, order)
             if len(self.kept) > ROUND * self.recipe.optimizer.batch_size:
                 del self.kept[next(iter(self.kept))]
         return found

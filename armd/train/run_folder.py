@@ -190,9 +190,13 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 def check_start(recipe: Recipe, dataset: Dataset) -> None:
     """Raise if the weights to begin with are of other tokens than the dataset's; with a step to go
-    on from, of another dataset."""
+    on from, of another dataset or network."""
     if not recipe.start:
         return
+    found = differences(read_recipe(recipe.start), recipe) if recipe.start_step else ()
+    for name, before, now in found:
+        if name in ("n_heads", "n_two_stream"):  # which no shape of a weight tells
+            raise ArmdError(f"{recipe.start} has {name} {before}, this recipe {now}; give {before}")
     there, ours = read_data_facts(Path(recipe.start)) or {}, data_facts(dataset)
     told, place = there.get("tokenizer"), Path(recipe.start) / EXPORT
     if told is None and not recipe.start_step:  # a model alone

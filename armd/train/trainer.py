@@ -118,9 +118,21 @@ def build_optimizer(model: nn.Module, o: Optimizer, *, fused: bool) -> torch.opt
     return torch.optim.AdamW(groups, lr=o.learning_rate, betas=betas, eps=o.eps, fused=fused)
 
 
-def _saved_weights(kind: Any, folder: Path) -> dict[str, Tensor]:
+MEANING = ("n_heads", "n_kv_heads", "rope_base", "rope_llama3", "norm_eps")
+"""Fields of a config that change what weights of the same shapes compute."""
+
+
+def _saved_weights(kind: Any, folder: Path, config: Any) -> dict[str, Tensor]:
     check_saved(folder)
-    return kind.from_pretrained(folder).state_dict()
+    saved = kind.from_pretrained(folder)
+    for name in MEANING:
+        there, here = (getattr(one, name, None) for one in (saved.config, config))
+        if there != here:
+            raise ArmdError(
+                f"the model in {folder} has {name} {there}, this recipe {here}; "
+                "set the network's fields as in its config.json"
+            )
+    return saved.state_dict()
 
 
 def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTrainedModel:
@@ -131,7 +143,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> PreTra
     if recipe.start and not recipe.start_step:
         if is_quantized(folder := model_folder(recipe.start)):
             raise ArmdError(f"{recipe.start} is quantized; start with the model it was made of")
-        given = unexchanged(folder, lambda: _saved_weights(kind, folder))
+        given = unexchanged(folder, lambda: _saved_weights(kind, folder, model.config))
         try:
             load_weights(model, given, recipe.start)
         except RuntimeError:
