@@ -61,6 +61,9 @@ CASES: list[tuple[str, Callable[[Path], str], dict, str]] = [
     ("bad bpe", write("o.txt", GOOD), {"tokenizer": "bpe:12"}, "at least 258"),
     ("bad bpe word", write("o.txt", GOOD), {"tokenizer": "bpe:big"}, "at least 258"),
     ("folder is no tokenizer", write("o.txt", GOOD), {"tokenizer": "."}, "no tokenizer in"),
+    ("lines", write("o.txt", GOOD), {"documents": "lines"}, "did you mean line"),
+    ("paragraphs", write("o.txt", GOOD), {"documents": "Paragraphs"}, "did you mean blank"),
+    ("escaped", write("o.txt", GOOD), {"documents": r"\n\n"}, "a backslash and a letter"),
     ("bad share", write("o.txt", GOOD), {"heldout": 1.5}, "--heldout 1.5"),
     ("short rows", write("o.txt", GOOD), {"rows": 1}, "--rows 1"),
 ]

@@ -139,7 +139,8 @@ def test_a_stopped_run_leaves_no_dataset(tmp_path: Path, number: signal.Signals)
 @pytest.mark.parametrize("send", [os.killpg, os.kill])
 def test_two_interrupts_end_it_while_workers_start(tmp_path: Path, send):
     """Ctrl-C reaches every process of the group, the second one while the first is handled."""
-    source = jsonl(tmp_path / "s.jsonl", [f"{n} {text}" for n in range(15) for text in STORIES])
+    # so much that no machine is done before it is interrupted
+    source = jsonl(tmp_path / "s.jsonl", [f"{n} {text}" for n in range(300) for text in STORIES])
     run = command(source, tmp_path / "out", "--workers", "2", tokenizer="byte")
     with (tmp_path / "errors").open("wb") as errors:
         options = {"stdout": errors, "stderr": errors, "preexec_fn": heed_interrupts}

@@ -161,8 +161,26 @@ def test_the_causal_class_with_a_cache_is_the_same_model(query: str) -> None:
     assert torch.equal(cast(Any, drafted), cast(Any, model.generate(ids[:1], **options)))
     with pytest.raises(ArmdError, match="cache_implementation"):
         model.generate(ids, cache_implementation="static", **options)
+    parted = model.generate(ids[:1], prefill_chunk_size=4, **options)
+    assert torch.equal(cast(Any, parted), cast(Any, model.generate(ids[:1], **options)))
     with pytest.raises(ArmdError, match="has no cache"):
         causal("prefix")(ids, use_cache=True)
+    for name, value in (("prefill_chunk_size", 4), ("assistant_model", model)):
+        with pytest.raises(ArmdError, match=f"{name} needs a cache"):
+            causal("prefix").generate(ids[:1], **{name: value}, **options)
+
+
+@pytest.mark.usefixtures("unchecked")  # it is no ArmdLM, but behaves like one
+@pytest.mark.parametrize("query", ["prefix", "neighbor"])
+def test_a_model_that_peft_has_wrapped_writes_with_its_adapter(query: str) -> None:
+    peft = pytest.importorskip("peft")
+    inner = case_of("random", N, 6, query=query).model
+    before = armd.generate(inner, length=12, streams=2, temperature=0.0)
+    settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    wrapped = peft.get_peft_model(inner, settings).eval()
+    made = armd.generate(wrapped, length=12, streams=2, temperature=0.0)
+    assert torch.equal(made, armd.generate(inner, length=12, streams=2, temperature=0.0))
+    assert not torch.equal(made, before)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3])

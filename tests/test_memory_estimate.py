@@ -44,6 +44,8 @@ def test_each_way_out_that_is_named_needs_less() -> None:
     long = fewer(mini(), length=100_000, query="prefix", sbp_steps=0, validate_every=0)
     for less in ({"length": 1_000}, {"micro_batch": 1}, {"batch_size": 1}, {"d_model": 32}):
         assert memory_of(fewer(long, **less), 4096) < memory_of(long, 4096) / 2
+    wide = fewer(long, length=64, d_pe=40_000)
+    assert memory_of(wide, 4096) > 20 * GB > memory_of(fewer(wide, d_pe=0), 4096)
     streams = fewer(long, sbp_steps=10, batch_size=1)
     assert memory_of(streams, 4096) > 20 * GB > memory_of(fewer(streams, streams=(1,)), 4096)
 

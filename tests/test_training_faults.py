@@ -60,7 +60,7 @@ def test_killed_at_random_moments_equals_uninterrupted(
     recipe, moments, kills = tiny(data, tmp_path / "run"), random.Random(0), 0
     for _ in range(60):
         process = start(recipe, slow=0.1)
-        process.join(moments.uniform(0.1, 0.6) * 1.1**kills)  # however slow the machine is
+        process.join(moments.uniform(0.04, 0.2) * 1.15**kills)  # however slow the machine is
         if process.exitcode == 0:
             break
         kill(process)

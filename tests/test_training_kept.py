@@ -77,6 +77,16 @@ def test_steps_to_keep_are_a_list_of_numbers() -> None:
         parse(["mini", "--keep-at", "0", *given]).check()
 
 
+def test_of_options_given_twice_the_last_counts(tmp_path: Path) -> None:
+    given = ["--data", "d", "--out", "o"]
+    twice = parse(["mini", "--model", "mdlm", *given, "--model=armd"])
+    assert twice == parse(["mini", *given, "--model", "armd"])
+    adapted = tmp_path / "config.json"
+    adapted.write_text('{"adapt": {"base_model": "smollm2"}}')
+    with pytest.raises(ArmdError, match="use armd adapt smollm2"):
+        parse(["mini", *given, "--config", str(adapted)])
+
+
 def test_a_run_of_an_earlier_version_keeps_its_reading_of_rho(data: Path, tmp_path: Path) -> None:
     recipe = tiny(data, tmp_path)
     text = as_json(recipe).replace('"shuffle": "among",', "").replace('"rho_of": "tokens",', "")

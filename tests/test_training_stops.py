@@ -154,6 +154,19 @@ def test_data_facts_that_were_changed_are_damaged(data: Path, done: Path, tmp_pa
     train(tiny(data, out))
 
 
+def test_a_run_without_its_checkpoints_keeps_its_export(
+    data: Path, done: Path, tmp_path: Path
+) -> None:
+    """They may have been removed to free the disk: what is left of the run is not replaced."""
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    shutil.rmtree(out / "checkpoints")
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    with pytest.raises(ArmdError, match=r"no whole checkpoint is left .* --start from its export"):
+        train(tiny(data, out))
+    assert before == {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert not any(dict(check_folder(out)).values())
+
+
 def test_an_export_that_is_gone_is_missed_and_made_again(
     data: Path, done: Path, tmp_path: Path
 ) -> None:

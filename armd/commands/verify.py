@@ -39,7 +39,7 @@ def check_folder(folder: Path) -> Iterator[Found]:
         raise ArmdError(f"no folder {folder}; name a run, an export or a dataset")
     if (folder / MANIFEST).exists():
         yield from check_dataset(folder)
-    elif (folder / "checkpoints").is_dir():
+    elif (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
         yield from check_run(folder)
     elif (folder / "config.json").exists():
         yield from check_model(folder)

@@ -99,6 +99,10 @@ def unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
     return raw
 
 
+DOCUMENTS = ("file", "line", "blank")
+"""What a document of a text file is; anything else separates documents."""
+
+
 def whole_pieces(stream: IO[bytes], documents: str) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of every document of a text stream."""
     if documents == "file":

@@ -1,5 +1,6 @@
 """armd prepare: a source and a tokenizer to a dataset folder, all of it or nothing."""
 
+import difflib
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from ..runtime.atomic_files import write_figures
 from ..runtime.progress import progress, rate
 from ..runtime.signals import terminated_as_interrupt
 from .dataset import Dataset, open_dataset
-from .formats import Reading
+from .formats import DOCUMENTS, Reading
 from .manifest import FORMAT, write_manifest
 from .parallel_encode import Encoding, encode_all
 from .prepared import already_prepared, describe
@@ -121,8 +122,27 @@ def check(preparation: Preparation) -> None:
     for file in (preparation.out, preparation.json):
         if file is not None and "\0" in str(file):
             raise ArmdError("a file's name has a zero byte; name another")
-    if not preparation.documents:
+    check_documents(preparation.documents)
+
+
+def check_documents(word: str) -> None:
+    """Raise for words that are meant as one of ours: as a separator they would be cut out."""
+    if not word:
         raise ArmdError("--documents is empty; give file, line, blank or a separating text")
+    meant = {"paragraph": "blank", "document": "file", "newline": "line"}
+    singular = word.lower().removesuffix("s") if word.isalpha() else ""
+    near = difflib.get_close_matches(singular, (*DOCUMENTS, *meant), n=1, cutoff=0.75)
+    if word not in DOCUMENTS and near:
+        name = meant.get(near[0], near[0])
+        raise ArmdError(
+            f"--documents {word}: did you mean {name}? To cut at this very word, give it with "
+            "what stands before or behind it"
+        )
+    if "\\n" in word or "\\t" in word or "\\r" in word:
+        raise ArmdError(
+            f"--documents '{word}' has a backslash and a letter, not the end of a line; give blank "
+            "for empty lines, or $'\\n' in a shell"
+        )
 
 
 def lasting_options(preparation: Preparation, source: Source) -> dict[str, Any]:

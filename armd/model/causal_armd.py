@@ -112,6 +112,18 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
             rows = layer.project_and_mlp(rows, read)
         return self.norm(rows)[:, 1:]
 
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """As transformers does. Where there is no cache, what needs one is refused: each part of a
+        prompt would be taken for the whole of it."""
+        settings = options.get("generation_config") or self.generation_config
+        for name in ("prefill_chunk_size", "prompt_lookup_num_tokens", "assistant_model"):
+            if not self.cached and options.get(name, getattr(settings, name, None)) is not None:
+                raise ArmdError(
+                    f"{name} needs a cache, which query '{self.config.query}' has not in the "
+                    "causal class; leave it out, or use AutoModelForMaskedLM's generate"
+                )
+        return GenerationMixin.generate(self, *args, **options)  # type: ignore[attr-defined]
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..runtime.processes import ProcessGroup
 from ..runtime.tensor_files import write_tensors
 from ..runtime.threads import leave_core
 from .distributed import first_row, local
+from .run_folder import EXPORT
 from .saved_checkpoint import (
     FACTS,
     ROWS,
@@ -198,8 +199,8 @@ class Checkpoints:
         step = self.group.from_first(self._newest_whole() if self.group.first else 0)
         if step == _NONE_LEFT:
             raise ArmdError(
-                f"no whole checkpoint is left in {self.folder}; put one back, or remove the run's "
-                "folder to start over"
+                f"no whole checkpoint is left in {self.folder}; put one back, begin in another "
+                "folder (with --start from its export), or remove the run's to start over"
             )
         return open_checkpoint(self.folder, step) if step >= 0 else None
 
@@ -224,7 +225,9 @@ class Checkpoints:
             away = self.folder / f"damaged-{name_of(step)}"
             remove(away)
             (self.folder / name_of(step)).rename(away)
-        return _NONE_YET if expected is None and not steps else _NONE_LEFT
+        # an export comes after a checkpoint: the run had some, and would replace it by a newer one
+        new = expected is None and not steps and not (self.folder.parent / EXPORT).exists()
+        return _NONE_YET if new else _NONE_LEFT
 
 
 def newest_written(folder: Path) -> int | None:

@@ -51,19 +51,23 @@ def _with_file(base: Recipe, words: list[str]) -> tuple[Recipe, list[str]]:
         return with_model(base, model or base.model), words
     values = read(file)  # once: it may be a pipe
     base = with_model(base, model or from_dict(values, base, file).model)
-    return from_dict(values, base, file), words
+    recipe = from_dict(values, base, file)
+    if recipe.adapt.base_model:
+        raise ArmdError(f"{file} is of an adaptation; use armd adapt {recipe.adapt.base_model} ...")
+    return recipe, words
 
 
 def _taken(words: list[str], option: str, what: str) -> tuple[str | None, list[str]]:
-    """The value of an option, as OPTION VALUE or OPTION=VALUE, and the words without it."""
-    for index, word in enumerate(words):
-        if word == option and index + 1 < len(words):
-            return words[index + 1], words[:index] + words[index + 2 :]
-        if word.startswith(f"{option}="):
-            return word.removeprefix(f"{option}="), words[:index] + words[index + 1 :]
-        if word == option:
+    """The value of an option, as OPTION VALUE or OPTION=VALUE, and the words without it; of an
+    option that is given several times the last."""
+    value, rest, left = None, [], iter(words)
+    for word in left:
+        name, is_set, given = word.partition("=")
+        if name != option:
+            rest.append(word)
+        elif (value := given if is_set else next(left, None)) is None:
             raise ArmdError(f"{option} needs {what}")
-    return None, words
+    return value, rest
 
 
 def _spread(words: list[str], option: str) -> list[str]:

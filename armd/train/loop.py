@@ -105,7 +105,7 @@ class Run:
             begin_run(self.folder, recipe, dataset)
         kept = {"keep": recipe.report.keep, "keep_at": recipe.report.keep_at, "check": self.check}
         self.checkpoints = Checkpoints(self.folder / "checkpoints", group=group, **kept)
-        found = self.checkpoints.newest()
+        found = self.checkpoints.newest() if self.total else None
         self.step = found.step if found else recipe.start_step
         if found:
             self.trainer.resume(found)

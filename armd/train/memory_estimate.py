@@ -30,6 +30,8 @@ def memory_of(recipe: Recipe, vocab_size: int, processes: int = 1) -> int:
     adapted = bool(recipe.adapt.base_model)
     layer = (8 if adapted else 12) * net.d_model**2
     weights = 4 * (vocab_size * net.d_model + net.n_layers * layer)
+    if net.query == "prefix" and recipe.model == "armd" and not adapted:
+        weights += 4 * net.d_pe * (net.d_model + net.d_pe)  # of the position code
     if machine.parallel == "fsdp2":
         weights //= processes
     learning = 0 if adapted and not recipe.adapt.full else weights
