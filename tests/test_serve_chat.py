@@ -84,6 +84,7 @@ def test_without_a_template_the_404_says_what_to_do(client) -> None:
 def test_what_is_not_offered_is_said_in_a_sentence(client) -> None:
     for more, said in (
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not offered"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"presence_penalty": 1.0}, "presence_penalty is not offered"),
         ({"response_format": {"type": "json_object"}}, "response_format is not offered"),
         ({"extra_body": {"mesages": 1}}, "did you mean 'messages'"),

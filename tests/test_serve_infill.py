@@ -9,6 +9,9 @@ from serving import EOS, running
 import armd
 from armd.bench.load import ask, listen
 from armd.runtime.seeds import seeded
+from armd.serve.events import Ended
+from armd.serve.infill import end_event, state_of
+from armd.serve.schema import InfillRequest
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +150,14 @@ def test_tokens_and_reports(server) -> None:
         assert line.startswith("#") or (name and float(value) >= 0)
     assert 'armd_answers_total{path="/v1/tokenize",status="200"} 1' in text
     assert "armd_first_token_seconds_count" in text
+
+
+def test_a_text_that_was_cut_ends_at_its_first_hole(server) -> None:
+    """What other streams had drawn behind it is in the tokens."""
+    service = server.service
+    asked = InfillRequest(prompt="ab", max_tokens=6, streams=2)
+    state = state_of(service, asked)
+    state.tokens[2], state.tokens[5] = ord("c"), ord("f")
+    end = end_event(service, state, Ended("length", "time"))
+    assert end["text"] == "abc" and end["cut"] == "time"
+    assert end["tokens"] == [*b"abc", None, None, ord("f"), None, None]

@@ -12,7 +12,7 @@ from armd.generation.plan import from_prompts
 from armd.model.sampling import Sampling
 from armd.runtime.seeds import seeded
 from armd.serve import score_batches, shares
-from armd.serve.engine import Engine, GenerationRequest, ShuttingDown
+from armd.serve.engine import Engine, GenerationRequest, QueueFull, ShuttingDown
 from armd.serve.events import Ended
 from armd.serve.score_batches import PartClock, ScoreJob, ScoreQueue, score_texts
 
@@ -75,6 +75,20 @@ def test_texts_that_wait_share_a_pass(engine: Engine, monkeypatch) -> None:
     for number, future in enumerate(futures):
         assert future.cancelled() if number == 2 else future.result(20).logp
     assert passes == [len(futures) - 1]
+
+
+def test_who_left_has_no_place_in_the_queue(engine: Engine) -> None:
+    go, most = held(engine), engine.queue + engine.slots
+    futures = [engine.score(ScoreJob([3], armd.order.left_to_right(1))) for _ in range(most)]
+    with pytest.raises(QueueFull):
+        engine.check(1)
+    for future in futures:
+        future.cancel()
+    engine.check(most)
+    engine.score(last := ScoreJob([4], armd.order.left_to_right(1)))
+    assert list(engine.scores.waiting) == [last]
+    go.set()
+    assert last.future.result(20).logp
 
 
 def scores_beside_a_text(engine: Engine, plan, listen, told: list[str], over) -> int:

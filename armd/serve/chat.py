@@ -31,6 +31,8 @@ async def as_completion(service: Service, asked: ChatRequest) -> CompletionReque
             code="no_chat_template",
         )
     service.is_ours(asked.model)
+    if asked.top_logprobs and not asked.logprobs:
+        raise Refusal(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     service.takes(asked.n or 1)
     with service.room(asked.n or 1):
         text = await service.chat.text([message.plain for message in asked.messages])

@@ -109,7 +109,7 @@ class Engine:
         with self.wake:
             if not admitted:  # the request has its place in the queue
                 self.check(1)
-            self.scores.waiting.append(job)
+            self.scores.add(job)
             self._notify()
         return job.future
 
@@ -136,7 +136,7 @@ class Engine:
     def check(self, count: int) -> None:
         if self.stopping:
             raise ShuttingDown("the server is shutting down")
-        ahead = len(self.waiting) + len(self.exclusive) + len(self.scores.waiting)
+        ahead = len(self.waiting) + len(self.exclusive) + self.scores.count()
         if ahead + count > self.queue + max(0, self.slots - len(self.active)):
             self.metrics.refused += 1
             raise QueueFull(self.metrics.seconds_until_free(ahead, self.slots))

@@ -121,11 +121,13 @@ def step_event(service: Service, state: InfillState, drawn: StepEvent) -> Json:
 
 
 def end_event(service: Service, state: InfillState, ended: Ended) -> Json:
-    """What other streams drew behind the end is no part of the text, and neither is the EOS."""
+    """What other streams drew behind the end is no part of the text, and neither is the EOS. Where
+    it was cut, the text is what stands before the first hole."""
     tokens, seconds = state.tokens, ended.when - state.began
     if ended.reason == "stop" and state.end is not None:
         tokens = tokens[: state.end + 1]
-    there = [token for token in tokens if token is not None]
+    hole = tokens.index(None) if None in tokens else len(tokens)
+    there = [token for token in tokens[:hole] if token is not None]
     if tokens is not state.tokens:
         there.pop()
     event = {

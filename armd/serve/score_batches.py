@@ -52,6 +52,14 @@ class ScoreQueue:
         self.tokens_per_second = 0.0
         """As the last batch went; unknown at first, so the first batch has one text."""
 
+    def add(self, job: ScoreJob) -> None:
+        self.waiting = deque(one for one in self.waiting if not one.future.cancelled())
+        self.waiting.append(job)
+
+    def count(self) -> int:
+        """Of those that wait, without texts whose clients have left."""
+        return sum(not job.future.cancelled() for job in list(self.waiting))
+
     def take(self) -> list[ScoreJob]:
         """The next batch. Padding counts, because it costs as much."""
         batch: list[ScoreJob] = []
