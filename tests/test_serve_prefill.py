@@ -176,7 +176,7 @@ def test_between_parts_of_a_prompt_a_text_has_passes_of_its_own(
     the prompt came first; then the prompt is read. Both are as if alone."""
     monkeypatch.setattr(prefill, "TOKENS_A_PASS", 8)
     monkeypatch.setattr(shares, "READING_SHARE", 1e9)
-    monkeypatch.setattr(shares, "QUICK", -1e9)
+    monkeypatch.setattr(shares, "LONGER", -1e9)
     model, orders = packed(), armd.order.strided(12, 1)
     plans = [plan_of(given, 12, orders) for given in (50, 2)]
     engine, hearers = Engine(model, slots=3).start(), [Hearer(), Hearer()]

@@ -8,7 +8,17 @@ import pytest
 
 from armd.model.sampling import Sampling
 from armd.serve.requests import GenerationRequest, ScheduledRequest
-from armd.serve.shares import AHEAD, CREDIT, DEARER, MOST_CLIENTS, QUICK, TURNAROUND, Reading, Turns
+from armd.serve.shares import (
+    AHEAD,
+    CREDIT,
+    DEARER,
+    LONGER,
+    MOST_CLIENTS,
+    QUICK,
+    TURNAROUND,
+    Reading,
+    Turns,
+)
 
 PLAIN = Sampling()
 SHORT = QUICK / 4
@@ -147,7 +157,7 @@ def test_beside_prompts_texts_keep_half_of_their_speed(beside: int) -> None:
 
 def test_prompts_wait_for_nothing_where_it_helps_nobody() -> None:
     assert passes_after(1.0, 0.1, beside=0) == 0
-    assert passes_after(SHORT + QUICK / 2, SHORT) == 0
+    assert passes_after(SHORT + LONGER / 2, SHORT) == 0
 
 
 def test_prompts_go_on_when_those_who_write_have_ended() -> None:

@@ -1,7 +1,7 @@
 """Who is next. Texts being written or those to be scored: by time, so that many or long texts to be
 scored take no more from the others than few. Texts being written or prompts being read: by time,
-too. Of clients whose texts are being written: by steps, so
-that one whose texts follow each other more quickly has no more of them."""
+too. Of clients whose texts are being written: by steps, so that one whose texts follow each other
+more quickly has no more of them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ MOST_CLIENTS = 1024
 
 READING_SHARE = 1.0
 """Seconds of passes without prompts for each second that prompts made a pass longer."""
+LONGER = 0.01
+"""Seconds by which they do. Fewer nobody notices: the machine makes passes wait as long."""
 
 
 class Reading:
@@ -82,7 +84,7 @@ class Reading:
             self.usual = seconds / passes
         elif any(firsts):
             longer = seconds - passes * self.usual
-            self.owed = READING_SHARE * longer if longer >= QUICK else 0.0
+            self.owed = READING_SHARE * longer if longer >= LONGER else 0.0
 
 
 def is_dearer(request: GenerationRequest) -> bool:
