@@ -241,8 +241,8 @@ def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTo
     found = unexchanged(folder, lambda: find_tokenizer(str(folder), (), rows=False))
     if vocab_size is not None and found.vocab_size > vocab_size:
         raise ArmdError(
-            f"the tokenizer in {folder} writes {found.vocab_size} tokens, but the model knows "
-            f"{vocab_size}; put the model's own tokenizer there"
+            f"the tokenizer in {folder} writes {found.vocab_size} tokens, its end of text among "
+            f"them, but the model knows {vocab_size}; put the model's own there, and name its EOS"
         )
     return found
 

@@ -83,6 +83,8 @@ def plan(
     vocabulary = vocab_size or VOCABULARY.get(preset, 50257)
     cost = estimate(recipe, vocabulary, gpus=gpus, peak=GPUS[gpu][0] * utilisation)
     print(describe(preset, cost, gpus=gpus, gpu=gpu, utilisation=utilisation))
+    if (batch := recipe.optimizer.batch_size) % gpus:
+        print(f"  to train       give a --batch-size that {gpus} divides; the preset's is {batch}")
     if json:
         known = {"preset": preset, "gpus": gpus, "gpu": gpu, "utilisation": utilisation}
         write_figures(json, known | asdict(cost))
