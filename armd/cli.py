@@ -161,7 +161,7 @@ def whole_numbers(given: list[str]) -> Any:
 
 def main() -> None:
     from .runtime.signals import end_with_parent, hide_lost_interrupts
-    from .runtime.standard_streams import mend_streams, widen
+    from .runtime.standard_streams import mend_streams, outlive_reader, widen
     from .runtime.threads import bind_threads, limit_spinning
 
     end_with_parent()
@@ -171,6 +171,8 @@ def main() -> None:
     # Python would put the folder that we are called in before its own, in each process of ours
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     words = sys.argv[1:]
+    if any(word.startswith("--json") for word in words):
+        outlive_reader()
     bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
     try:
         try:

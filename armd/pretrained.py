@@ -37,11 +37,9 @@ NOT_OURS = (
 )
 """Entries that are never saved; the last are other names of our sizes, which nobody would check."""
 DTYPES = (None, "float64", "float32", "float16", "bfloat16")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
-
-
-QUANTIZED = "quantized.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES += ("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
+QUANTIZED = "quantized.json"
 """In a folder of quantised weights; see native/packed_file.py."""
 # words that name a model -> (module of armd, function) that gives its folder
 NAMED = {"smollm2": ("convert.smollm2", "ready_folder")}
@@ -241,8 +239,8 @@ def load_tokenizer(path: Path | str, *, vocab_size: int | None = None) -> TextTo
     found = unexchanged(folder, lambda: find_tokenizer(str(folder), (), rows=False))
     if vocab_size is not None and found.vocab_size > vocab_size:
         raise ArmdError(
-            f"the tokenizer in {folder} writes {found.vocab_size} tokens, its end of text among "
-            f"them, but the model knows {vocab_size}; put the model's own there, and name its EOS"
+            f"the tokenizer in {folder} writes {found.vocab_size} tokens, but the model knows "
+            f"{vocab_size}; put the model's own there (an EOS that it does not name counts, too)"
         )
     return found
 

@@ -63,14 +63,14 @@ class TextModel:
     @property
     def fast(self) -> ArmdLM:
         """The model packed for decoding, where that is to be had, and checked against it; packed
-        anew if its weights were changed."""
+        anew if its weights or its config were changed."""
         from .checked_pack import has_hooks, pack_checked
         from .native.checksum import checksum
 
         with self._lock:
             on_cpu = self.model.device.type == "cpu"  # elsewhere nothing is packed
             sums = [checksum(weight) for weight in self.model.parameters() if on_cpu]
-            now = [sums, has_hooks(self.model)]
+            now = [sums, has_hooks(self.model), str(vars(self.model.config))]
             if self._packed.get("made_of") != now:
                 self._packed.update(fast=pack_checked(self.model, self.weights), made_of=now)
             return self._packed["fast"]

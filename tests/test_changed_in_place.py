@@ -89,6 +89,17 @@ def test_weights_are_not_called_those_of_another_export(
     assert named == now
 
 
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "vocab.txt", "tokenizer.model"])
+def test_every_file_of_a_tokenizer_is_part_of_the_model(
+    saved: Path, tmp_path: Path, name: str
+) -> None:
+    copy = shutil.copytree(saved, tmp_path / "model")
+    (copy / name).write_text("one")
+    before = model_digest(copy)
+    (copy / name).write_text("two")
+    assert model_digest(copy) != before
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_samples_of_another_config_or_tokenizer_are_not_resumed(
     saved: Path, tmp_path: Path, name: str

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -148,6 +149,23 @@ def test_an_output_that_takes_no_more_is_one_line(words: list[str], unbuffered: 
         done = subprocess.run(command, **out, env=environment)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_figures_are_written_though_nobody_reads_what_is_printed(
+    unbuffered: str, tmp_path: Path
+) -> None:
+    """As behind `| head -1`."""
+    command = [sys.executable, "-m", "armd.cli", "plan", "mini", "--json", "figures.json"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((tmp_path / "figures.json").read_text())["preset"] == "mini"
 
 
 def test_threads_that_the_system_refuses_are_one_line(monkeypatch, capsys) -> None:

@@ -43,6 +43,21 @@ def test_text_files_in_every_packing(tmp_path: Path, documents: str, expected, p
     assert [d.text for d in read_documents(path, Reading(documents))] == expected
 
 
+@pytest.mark.parametrize("name", ["c4.jsonl", "c4.json", "c4.json.gz", "c4.ndjson"])
+def test_json_lines_have_many_endings(tmp_path: Path, name: str):
+    """C4's files end in .json.gz. In a folder a .json beside others is a note of theirs."""
+    data = "".join(json.dumps({"text": text}) + "\n" for text in STORIES[:9]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert [d.text for d in read_documents(tmp_path / name, Reading())] == STORIES[:9]
+    assert [d.text for d in find_source(str(tmp_path), Reading()).documents()] == STORIES[:9]
+    if name == "c4.jsonl":
+        (tmp_path / "dataset_info.json").write_text('{"splits": []}')
+        assert len(list(find_source(str(tmp_path), Reading()).documents())) == 9
+    (tmp_path / "list.json").write_text('[\n{"text": "a"}\n]')
+    with pytest.raises(ArmdError, match=r"list.json line 1 .* each line must hold one object"):
+        list(read_documents(tmp_path / "list.json", Reading()))
+
+
 def test_separator_across_read_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("armd.data.formats.PIECE", 3)
     path = tmp_path / "t.txt"

@@ -214,6 +214,9 @@ def test_options_of_sampling_are_taken_and_others_told():
     chosen = {"temperature": 0.8, "top_p": 0.1, "top_k": 1, "min_p": None}
     assert found == (["."], 7, chosen | {"repetition_penalty": 1.2})
     assert asked(sampled | {"do_sample": False, "num_beams": 1}) == ([], 256, {"temperature": 0.0})
+    for wrong in ({"temperature": "abc"}, {"top_k": "abc"}, {"repetition_penalty": [1]}):
+        with pytest.raises(ArmdError, match=r"of gen_kwargs must be a number"):
+            asked(wrong)
     with pytest.raises(ArmdError, match="'typical_p' of gen_kwargs"):
         asked({"typical_p": 0.5})
 

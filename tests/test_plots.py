@@ -25,6 +25,7 @@ def test_an_order_is_drawn(kind: str, length: int, tmp_path: Path) -> None:
         (["--streams", "9"], "streams 9"),
         (["--kind", "infill", "--known", "1,8"], "write them as 0,1,5"),
         (["--length", "0"], "at least one token"),
+        (["--length", "3000"], "give 2048 or fewer"),
         (["--out", "nowhere/order.png"], "name a .png"),
     ],
 )

@@ -198,9 +198,14 @@ def rolled(model: armd.ArmdLM) -> None:
         model.embedding.weight.copy_(model.embedding.weight.roll(1, 0))
 
 
-@pytest.mark.parametrize("change", [pruned, parametrized, hooked, rolled])
+def configured(model: armd.ArmdLM) -> None:
+    model.config.rope_base = 3.0
+
+
+@pytest.mark.parametrize("change", [pruned, parametrized, hooked, rolled, configured])
 def test_what_a_user_puts_into_a_model_takes_part_in_writing(loaded, change) -> None:
     greedy = {"length": 24, "temperature": 0.0}
+    loaded.write("Once", **greedy)
     change(loaded.model)
     text = armd.generate(loaded.model, prompt=[list(b"Once")], eos=loaded.tokenizer.eos, **greedy)
     ids = text[0].tolist()

@@ -154,6 +154,13 @@ def test_data_facts_that_were_changed_are_damaged(data: Path, done: Path, tmp_pa
     train(tiny(data, out))
 
 
+def test_a_checkpoint_is_verified_by_itself(done: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(done / "checkpoints" / "step-00000016", tmp_path / "checkpoint"))
+    assert list(check_folder(place)) == [("checkpoint", None)]
+    (place / "state-00000.safetensors").write_bytes(b"cut")
+    assert all(wrong for _, wrong in check_folder(place))
+
+
 def test_a_run_without_its_checkpoints_keeps_its_export(
     data: Path, done: Path, tmp_path: Path
 ) -> None:

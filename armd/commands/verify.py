@@ -34,11 +34,14 @@ def check_folder(folder: Path) -> Iterator[Found]:
     """Each part of what lies in a folder."""
     from ..data.manifest import MANIFEST
     from ..runtime.atomic_files import SUMS, damaged_files
+    from ..train.saved_checkpoint import FACTS, damage
 
     if not folder.is_dir():
         raise ArmdError(f"no folder {folder}; name a run, an export or a dataset")
     if (folder / MANIFEST).exists():
         yield from check_dataset(folder)
+    elif (folder / FACTS).exists():
+        yield folder.name, damage(folder)
     elif (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
         yield from check_run(folder)
     elif (folder / "config.json").exists():

@@ -36,11 +36,13 @@ class Reading:
 
 
 def file_format(path: Path) -> str:
-    """.txt, .jsonl or .parquet, or what else the name ends in, without its compression."""
+    """.txt, .jsonl or .parquet, or what else the name ends in, without its compression. JSON lines
+    have other endings, too, as in C4."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
-    return suffixes[-1] if suffixes else ""
+    ending = suffixes[-1] if suffixes else ""
+    return ".jsonl" if ending in (".json", ".ndjson") else ending
 
 
 def need_pyarrow(what: str) -> Any:
@@ -184,7 +186,8 @@ def json_documents(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:  # a number of 5000 digits, tables in tables
-            raise ArmdError(f"{where} is no JSON: {error}") from None
+            reason = f"{error}; each line must hold one object"
+            raise ArmdError(f"{where} is no JSON: {reason}") from None
         yield field_text(record, where, reading)
 
 

@@ -205,7 +205,9 @@ def on_disk(path: Path, reading: Reading) -> Files:
 
 
 def folder(root: Path, reading: Reading) -> Files:
-    files = tuple(sorted(path for path in all_files(root) if file_format(path) in FORMATS))
+    found = sorted(path for path in all_files(root) if file_format(path) in FORMATS)
+    # a .json beside others is a note of theirs, such as dataset_info.json
+    files = tuple(path for path in found if path.suffix.lower() != ".json") or tuple(found)
     if not files:
         kinds = ", ".join(FORMATS)
         packed = ", ".join(COMPRESSED)

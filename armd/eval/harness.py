@@ -214,20 +214,32 @@ def asked(options: dict[str, Any]) -> tuple[list[str], int, dict[str, Any]]:
     until = [until] if isinstance(until, str) else [stop for stop in until if stop]
     lengths = [options.pop(name) for name in LENGTHS if name in options]
     most = whole_number(LENGTHS[0], lengths[0] if lengths else LONGEST_ANSWER, 1)
-    temperature = float(options.pop("temperature", 0.0))
+    temperature = real_number("temperature", options.pop("temperature", 0.0))
     if not options.pop("do_sample", temperature > 0):
         temperature = 0.0
-    chosen = {name: options.pop(name) or None for name in FILTERS if name in options}
+    chosen = {
+        name: real_number(name, options.pop(name)) or None for name in FILTERS if name in options
+    }
+    if top_k := chosen.get("top_k"):
+        chosen["top_k"] = whole_number("top_k", top_k, 1)
     if temperature == 0:  # greedy, whatever filters a task names beside it
         chosen = {}
     if "repetition_penalty" in options:
-        chosen["repetition_penalty"] = float(options.pop("repetition_penalty"))
+        penalty = options.pop("repetition_penalty")
+        chosen["repetition_penalty"] = real_number("repetition_penalty", penalty)
     if unknown := [name for name, value in options.items() if NEUTRAL.get(name) != value]:
         raise ArmdError(f"'{min(unknown)}' of gen_kwargs is unknown to armd; leave it out")
     return until, most, {"temperature": temperature, **chosen}
 
 
-def whole_number(name: str, value: int | str, least: int) -> int:
+def real_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        raise ArmdError(f"{name} {value!r} of gen_kwargs must be a number") from None
+
+
+def whole_number(name: str, value: float | str, least: int) -> int:
     try:
         number = int(value)
     except (ValueError, TypeError, OverflowError):

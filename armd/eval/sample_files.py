@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.formats import file_format
 from ..errors import ArmdError
 from ..runtime.atomic_files import is_device, write_text
 from ..runtime.lock import locked
@@ -37,7 +38,7 @@ def read_samples(file: Path, judge: Judge, *, count: int, length: int) -> Sample
     """Samples from a file. A .txt without <|endoftext|> is running text: it is cut into pieces of
     `length` tokens of the judge."""
     try:
-        if file.suffix == ".jsonl":
+        if file_format(file) == ".jsonl":
             return read_jsonl(file, count)
         with file.open(encoding="utf-8") as stream:
             text = stream.read(count * length * 16)

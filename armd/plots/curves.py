@@ -107,7 +107,9 @@ def draw(curves: Runs, out: Path) -> None:
     for axis, (title, runs) in zip(axes, panels.items(), strict=False):
         _panel(axis, title, runs, list(curves))
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a folder's name is no formula
     try:
         write_picture(figure, out, dpi=160)
     except (OSError, ValueError) as error:
@@ -126,7 +128,7 @@ def _panel(axis: Any, title: str, runs: dict[str, tuple[str, Points]], names: li
             marker="" if loss else _MARKS[index % len(_MARKS)],
             markersize=4,
             linewidth=1.2,
-            label=run,
+            label=f" {run}" if run.startswith("_") else run,  # matplotlib hides such names
         )
         if curve and points:  # which of a model's measures it is
             axis.annotate(f" {curve}", (points[-1][0] / 1000, points[-1][1]), fontsize=6)

@@ -3,6 +3,7 @@ blocks, and the strict mask."""
 
 from __future__ import annotations
 
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from ..model.order import Order
 
+LONGEST = 2048
+"""Tokens of a picture; of more, nothing could be told apart."""
 Kind = Literal["left-to-right", "shuffled", "random", "strided", "masking", "infill"]
 COLOURS = ["#f6b44b", "#f0806a", "#d679b8", "#8b8ae0", "#57a5e0", "#4cc3a5"]
 MASKED, EDGE, BOS, INK = "#e8e8ec", "#ffffff", "#8a8f98", "#22252b"
@@ -47,6 +50,7 @@ def plot_order(
     """
     from ..model import order as orders
 
+    check_length(length)
     pyplot = pyplot_or_error()
     import torch
 
@@ -75,6 +79,7 @@ def plot_idea(*, out: Path, length: int = 8) -> None:
     """
     from ..model import order as orders
 
+    check_length(length)
     pyplot = pyplot_or_error()
     import torch
 
@@ -98,6 +103,11 @@ def plot_idea(*, out: Path, length: int = 8) -> None:
     pyplot.close(figure)
 
 
+def check_length(length: int, most: int = LONGEST) -> None:
+    if length > most:
+        raise ArmdError(f"--length {length} is more than a picture shows; give {most} or fewer")
+
+
 def draw(order: Order, *, title: str = "") -> Any:
     """The three panels of one order, as a matplotlib figure."""
     pyplot = pyplot_or_error()
@@ -117,12 +127,11 @@ def _draw_process(axes: Axes, order: Order) -> None:
     """Row t: what is written after t blocks; a position takes its block's colour once drawn."""
     blocks, n = order.blocks(), len(order)
     rank = {j: b for b, block in enumerate(blocks) for j in block}
-    for step in range(len(blocks) + 1):
-        for j in range(n):
-            drawn = rank[j] < step
-            cell(axes, j, step, colour_of(rank[j], len(blocks)) if drawn else MASKED)
-            if n <= 32 and rank[j] == step - 1:
-                label(axes, j, step, str(j), n, bold=True)
+    colours = [colour_of(rank[j], len(blocks)) for j in range(n)]
+    steps = range(len(blocks) + 1)
+    cells(axes, [[colours[j] if rank[j] < step else MASKED for j in range(n)] for step in steps])
+    for j in range(n if n <= 32 else 0):
+        label(axes, j, rank[j] + 1, str(j), n, bold=True)
     frame(axes, n, len(blocks) + 1, "which positions are still masked")
     axes.set_xlabel("position in the text")
     axes.set_ylabel("model calls made")
@@ -156,12 +165,9 @@ def _draw_mask(axes: Axes, order: Order) -> None:
     blocks, n = order.blocks(), len(order)
     position = order.position.tolist()
     rank = [b for b, block in enumerate(blocks) for _ in block]
-    for row in range(n):
-        cell(axes, 0, row, BOS)
-        for column in range(n):
-            seen = rank[column] < rank[row]
-            colour = colour_of(rank[column], len(blocks)) if seen else MASKED
-            cell(axes, column + 1, row, colour)
+    colours = [colour_of(b, len(blocks)) for b in rank]
+    seen = [[c if b < own else MASKED for b, c in zip(rank, colours, strict=True)] for own in rank]
+    cells(axes, [[BOS, *row] for row in seen])
     for b in range(len(blocks)):  # the block itself, which it does not see
         first, size = rank.index(b), rank.count(b)
         _outline(axes, first, size, colour_of(b, len(blocks)))
@@ -175,6 +181,15 @@ def _draw_mask(axes: Axes, order: Order) -> None:
     axes.tick_params(axis="x", labelrotation=90 if n > 12 else 0)
     axes.set_xlabel("token seen")
     axes.set_ylabel("token predicted")
+
+
+def cells(axes: Axes, colours: list[list[Any]]) -> None:
+    """A table of cells, drawn at once: one by one, a thousand tokens take minutes."""
+    import numpy
+    from matplotlib.colors import to_rgba
+
+    shown = numpy.array([[to_rgba(colour) for colour in row] for row in colours])
+    axes.pcolormesh(shown, edgecolors=EDGE, linewidth=0.8 if len(colours) <= 128 else 0.0)
 
 
 def cell(axes: Axes, x: float, y: float, colour: Any) -> None:
@@ -197,6 +212,7 @@ def label(axes: Axes, x: float, y: float, text: str, n: int, *, bold: bool = Fal
     axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", **style)
 
 
+@cache
 def colour_of(block: int, blocks: int) -> Any:
     """One colour a block, the same in every panel, from early (warm) to late (cool)."""
     from matplotlib.colors import LinearSegmentedColormap

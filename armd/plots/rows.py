@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .orders import BOS, INK, MASKED, cell, colour_of, frame, pyplot_or_error, save
+from .orders import BOS, INK, MASKED, cell, check_length, colour_of, frame, pyplot_or_error, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,7 @@ def plot_rows(*, out: Path, length: int = 8, streams: int = 2, rho: int = 4, see
 
     from ..model import order as orders
 
+    check_length(length, 128)
     pyplot, draw = pyplot_or_error(), torch.Generator().manual_seed(seed)
     shown = {
         "Left to right": orders.left_to_right(length),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from .orders import INK, MASKED, _ticks, cell, colour_of, frame, pyplot_or_error, save
+from .orders import INK, MASKED, _ticks, cell, check_length, colour_of, frame, pyplot_or_error, save
 
 if TYPE_CHECKING:
     from ..commands.generate import Written
@@ -24,7 +24,7 @@ def plot_streams(
     template: str | None = None,
     blank_lengths: str = "",
     length: int = 24,
-    streams: int = 4,
+    streams: int | None = None,
     order: str = "left-to-right",
     temperature: float = 1.0,
     seed: int = 0,
@@ -38,7 +38,7 @@ def plot_streams(
         template: A text with blanks of underscores, instead of a prompt.
         blank_lengths: Tokens of its blanks, as 4 or 3,5.
         length: Tokens of the text, prompt included.
-        streams: Runs written side by side.
+        streams: Runs written side by side; 4 left to right, else tokens a call: 1.
         order: left-to-right, random or masking:T.
         temperature: Of the sampling.
         seed: Of the sampling.
@@ -46,19 +46,20 @@ def plot_streams(
     from ..commands.generate import write
     from ..commands.generate_options import Writing, opened, requested, sampling_of
 
+    check_length(length, 256)
     pyplot = pyplot_or_error()
+    several = 4 if order in ("left-to-right", "left_to_right") else 1
     job = Writing(
         model,
         prompt=prompt,
         template=template,
         blank_lengths=blank_lengths,
         length=None if template else length,
-        streams=streams,
+        streams=several if streams is None else streams,
         order=order,
         temperature=temperature,
         seed=seed,
         stop=False,
-        weights="plain",
     )
     sampling = sampling_of(job)
     writer, tokenizer, _ = opened(job)

@@ -4,6 +4,9 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 NARROWEST = 20
 """Columns, below which the help is laid out without end."""
@@ -30,6 +33,38 @@ def to_nowhere(number: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
+
+
+class OutlivingOutput:
+    """Standard output whose reader may leave, as `| head` does: what is printed after that is lost,
+    and the command goes on."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with self.ready():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self.ready():
+            self.stream.flush()
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            to_nowhere(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def outlive_reader() -> None:
+    """For commands whose figures go to a file, too."""
+    sys.stdout = OutlivingOutput(sys.stdout)  # type: ignore[assignment]
 
 
 def widen() -> None:
