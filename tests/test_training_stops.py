@@ -155,8 +155,9 @@ def test_data_facts_that_were_changed_are_damaged(data: Path, done: Path, tmp_pa
 
 
 def test_a_checkpoint_is_verified_by_itself(done: Path, tmp_path: Path) -> None:
-    place = Path(shutil.copytree(done / "checkpoints" / "step-00000016", tmp_path / "checkpoint"))
-    assert list(check_folder(place)) == [("checkpoint", None)]
+    saved = done / "checkpoints" / "step-00000016"
+    place = Path(shutil.copytree(saved, tmp_path / saved.name))
+    assert list(check_folder(place)) == [(saved.name, None)]
     (place / "state-00000.safetensors").write_bytes(b"cut")
     assert all(wrong for _, wrong in check_folder(place))
 
