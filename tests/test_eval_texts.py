@@ -66,6 +66,12 @@ def test_running_text_may_be_packed(tmp_path, suffix, opened):
     assert rows(str(file)) == ["one\n", "two\n", None, "three\n", None]
 
 
+def test_prepared_tokens_are_no_text(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ArmdError, match="name the text itself"):
+        list(find_corpora(str(tmp_path), {}))
+
+
 def test_a_word_inside_a_word_names_no_split(tmp_path):
     for name in ("greatest-hits.txt", "emma.txt", "devil.txt", "training-shoes.md"):
         (tmp_path / name).write_text(f"{name}\n")

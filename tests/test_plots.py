@@ -78,3 +78,16 @@ def test_losses_that_are_no_numbers_are_named(row: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, {row}}}\n')
     with pytest.raises(ArmdError, match="no numbers"):
         run(["plot", str(tmp_path), "--out", str(tmp_path / "curves.png")])
+
+
+def test_names_of_runs_are_no_formulas(tmp_path: Path) -> None:
+    """All of them stand in the legend; a picture and its figures have two names."""
+    names = ["_hidden", r"a$\frac$"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    out, runs = tmp_path / "curves.svg", [str(tmp_path / name) for name in names]
+    run(["plot", *runs, "--out", str(out)])
+    assert all(name in out.read_text() for name in names)
+    with pytest.raises(ArmdError, match="a name of its own"):
+        run(["plot", *runs, "--out", str(out), "--json", str(out)])

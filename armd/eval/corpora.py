@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..data.formats import Reading, decoded, file_format, read_documents, unpacked
 from ..data.hub import PARQUET, hub_rows, require_hub
+from ..data.manifest import MANIFEST
 from ..data.sources import digest
 from ..errors import ArmdError
 from ..runtime.atomic_files import hash_file
@@ -124,6 +125,8 @@ def find_corpus(word: str, splits: dict[str, str], rules: Detokenizers) -> Corpu
 
 def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     """A file as it is, or of a folder the files that its names say are of this split."""
+    if (path / MANIFEST).is_file():
+        raise ArmdError(f"{path} holds tokens that armd prepare made; name the text itself")
     files, split = ((path,), path.name) if path.is_file() else split_files(name, path, split)
     running_text = name not in HUB and all(
         file_format(f) not in (".jsonl", ".parquet") for f in files

@@ -33,6 +33,8 @@ def plot_curves(
         smooth: Training losses averaged to a point.
         json: Write the curves to this file.
     """
+    if json is not None and json.absolute() == out.absolute():
+        raise ArmdError(f"--out and --json are both {out}; give each a name of its own")
     if smooth < 1:
         raise ArmdError(f"--smooth {smooth} must be at least 1")
     curves = {name: read_curves(run, smooth=smooth) for name, run in named(runs).items()}
