@@ -217,7 +217,7 @@ def flush_output() -> None:
     from .runtime.standard_streams import to_nowhere
 
     try:
-        sys.stdout.flush()
+        getattr(sys.stdout, "close_out", sys.stdout.flush)()
     except BrokenPipeError:
         to_nowhere(1)
         raise

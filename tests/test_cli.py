@@ -151,6 +151,18 @@ def test_an_output_that_takes_no_more_is_one_line(words: list[str], unbuffered: 
     assert len(done.stderr.splitlines()) == 1 and "No space left on device" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_figures_are_written_though_nothing_can_be_printed(unbuffered: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "armd.cli", "plan", "mini", "--json", "figures.json"]
+    with open("/dev/full", "w") as full:
+        out = {"stdout": full, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+        done = subprocess.run(command, **out, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+    assert done.returncode == 2 and "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert json.loads((tmp_path / "figures.json").read_text())["preset"] == "mini"
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_figures_are_written_though_nobody_reads_what_is_printed(
     unbuffered: str, tmp_path: Path

@@ -36,11 +36,11 @@ def to_nowhere(number: int) -> None:
 
 
 class OutlivingOutput:
-    """Standard output whose reader may leave, as `| head` does: what is printed after that is lost,
-    and the command goes on."""
+    """Standard output whose reader may leave, as `| head` does, or whose disk may be full: what is
+    printed after that is lost, and the command goes on. A full disk is an error in the end."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream = stream
+        self.stream, self.error = stream, None
 
     def write(self, text: str) -> int:
         with self.ready():
@@ -55,8 +55,15 @@ class OutlivingOutput:
     def ready(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
             to_nowhere(1)
+            self.error = None if isinstance(error, BrokenPipeError) else error
+
+    def close_out(self) -> None:
+        """Flush, and raise what went wrong on the way, if it was no reader that left."""
+        self.flush()
+        if self.error is not None:
+            raise self.error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
