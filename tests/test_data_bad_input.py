@@ -167,6 +167,19 @@ def test_damage_is_noticed(tmp_path: Path):
         open_dataset(tmp_path)
 
 
+def test_a_tokenizer_gives_the_same_tokens_at_each_call(tmp_path: Path):
+    """BPE dropout is for training a model on many cuts of one text; here it is off."""
+    found = find_tokenizer("bpe:300", [GOOD * 9], rows=False)
+    found.save(tmp_path / "tokenizer")
+    file = tmp_path / "tokenizer" / "tokenizer.json"
+    saved = json.loads(file.read_text())
+    saved["model"]["dropout"] = 0.9
+    file.write_text(json.dumps(saved))
+    again = find_tokenizer(str(tmp_path / "tokenizer"), (), rows=False)
+    same = found.backend.encode(GOOD).ids
+    assert all(again.backend.encode(GOOD).ids == same for _ in range(9))
+
+
 def test_another_tokenizer_is_refused(tmp_path: Path):
     source = write("o.txt", GOOD)(tmp_path)
     dataset = prepare(Preparation(source, "byte", tmp_path / "o", documents="line", workers=1))

@@ -297,4 +297,6 @@ def with_ends(found: TextTokenizer, *, rows: bool) -> TextTokenizer:
             found.backend.add_special_tokens([AddedToken(special[role], special=True)])
     found.backend.no_padding()
     found.backend.no_truncation()
+    if getattr(found.backend.model, "dropout", None):  # each call would give other tokens
+        found.backend.model.dropout = None
     return replace(found, special=special)

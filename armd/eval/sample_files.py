@@ -68,8 +68,8 @@ def read_jsonl(file: Path, count: int) -> Samples:
                 continue
             try:
                 record = json.loads(line)
-                texts.append(str(record["text"]).encode("utf-8").decode())  # no halves of letters
-            except (ValueError, KeyError, TypeError, RecursionError):
+                texts.append(record["text"].encode("utf-8").decode())  # no halves of letters
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise ArmdError(f"{file} line {number} is no JSON object with a text") from None
             ids.append(record.get("ids"))
             prompts += bool(record.get("prompt"))

@@ -43,7 +43,7 @@ def inspect_batch(
             f"{dataset.folder} is not the dataset that {run} was trained on; see --data"
         )
     first, end = rows or (0, size)
-    check_between("--step", step, 0, 10**9)
+    check_between("--step", step, 0, max(recipe.curriculum.total - 1, 0))
     if not 0 <= first < end <= size:
         raise ArmdError(f"--rows must lie between 0 and {size}")
     mine = range(first, end)
@@ -54,7 +54,7 @@ def inspect_batch(
     print(f"step {step}: {now}, {int(scored.sum())} scored tokens in {len(mine)} rows")
     tokenizer = dataset.tokenizer()
     for index, row in enumerate(mine):
-        text = str(tokenizer.decode(tokens[index].tolist())).replace("\n", "\\n")
+        text = str(tokenizer.decode(tokens[index].tolist()))
         loss = f"  loss {losses[index]:.3f}" if losses else ""
         moved = int((order.position[min(index, len(order.position) - 1)].diff() != 1).sum())
         print(f"row {row}{loss}  {moved} jumps in its order  {text[:width]!r}")
