@@ -19,7 +19,7 @@ from tokenizers.trainers import BpeTrainer
 from ..errors import ArmdError
 from .hub import require_hub
 from .source_ends import KEPT, leave_out_ends
-from .tokenizer_files import check_tokenizer_files
+from .tokenizer_files import check_tokenizer_files, encode_whole
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
@@ -295,8 +295,5 @@ def with_ends(found: TextTokenizer, *, rows: bool) -> TextTokenizer:
     for role in ("eos_token", "pad_token"):
         if role in special:
             found.backend.add_special_tokens([AddedToken(special[role], special=True)])
-    found.backend.no_padding()
-    found.backend.no_truncation()
-    if getattr(found.backend.model, "dropout", None):  # each call would give other tokens
-        found.backend.model.dropout = None
+    encode_whole(found.backend)
     return replace(found, special=special)

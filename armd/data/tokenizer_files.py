@@ -1,8 +1,10 @@
-"""May the files of a tokenizer's folder be opened? No code of theirs is ever run, and none of them
-may lie elsewhere."""
+"""May the files of a tokenizer's folder be opened, and what of them counts? No code of theirs is
+ever run, and none of them may lie elsewhere."""
 
 import json
 from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from ..errors import ArmdError
 from ..model.folder_check import check_inside
@@ -75,3 +77,12 @@ def _names_a_file(file: str, name: str, value: object) -> str | None:
     else:
         wrong = file == CONFIG and name.endswith(NAMES_A_FILE) and name not in REPLACED
     return name if wrong and value not in (None, [], {}, *FILES) else None
+
+
+def encode_whole(backend: Tokenizer) -> None:
+    """What a file may ask for besides its tokens is off: padding, truncation, and BPE dropout, with
+    which each call gives other tokens."""
+    backend.no_padding()
+    backend.no_truncation()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
