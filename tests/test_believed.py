@@ -57,7 +57,7 @@ def test_a_start_that_is_refused_leaves_nothing_so_that_its_fix_works(tmp_path: 
         ("has n_heads 2, this recipe 1", run, {"n_heads": 1}),  # all shapes are the same
         ("has n_heads 2, this recipe 1", run, {"n_heads": 1, "start_step": 1, "steps": 9}),
         ("no checkpoint of step 7", run, {"start_step": 7, "steps": 9}),
-        ("less than one window", run, {"length": 10**4}),
+        ("less than one window", run, {"length": 40_000}),
     ):
         with pytest.raises(ArmdError, match=said):
             train(tiny(data, out, start=str(start), **(short | wrong)))

@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_run_is_refused(data: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_is_refused_leaves_no_folder(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ArmdError, match="less than one window"):
-        train(tiny(data, tmp_path / "new" / "too" / "run", length=10_000, validate_every=0))
+        train(tiny(data, tmp_path / "new" / "too" / "run", length=40_000, validate_every=0))
     assert not any(tmp_path.iterdir())
 
 
