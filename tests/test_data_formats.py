@@ -50,9 +50,10 @@ def test_json_lines_have_many_endings(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert [d.text for d in read_documents(tmp_path / name, Reading())] == STORIES[:9]
     assert [d.text for d in find_source(str(tmp_path), Reading()).documents()] == STORIES[:9]
-    if name == "c4.jsonl":
-        (tmp_path / "dataset_info.json").write_text('{"splits": []}')
-        assert len(list(find_source(str(tmp_path), Reading()).documents())) == 9
+    (tmp_path / "dataset_info.json").write_text('{"splits": []}')
+    (tmp_path / "LICENSE.txt").write_text("to all")
+    found = [d.text for d in find_source(str(tmp_path), Reading()).documents()]
+    assert sorted(found) == sorted(["to all", *STORIES[:9]])
     (tmp_path / "list.json").write_text('[\n{"text": "a"}\n]')
     with pytest.raises(ArmdError, match=r"list.json line 1 .* each line must hold one object"):
         list(read_documents(tmp_path / "list.json", Reading()))

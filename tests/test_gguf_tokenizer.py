@@ -15,6 +15,7 @@ from tokenizers import (  # noqa: E402
     Tokenizer,
     decoders,
     models,
+    normalizers,
     pre_tokenizers,
     trainers,
 )
@@ -169,6 +170,22 @@ def test_words_are_cut_as_before_or_the_file_is_not_written(
 
     assert gguf.GGUFReader(file).fields["tokenizer.ggml.pre"].contents() == name
     same(made, again, (*TEXTS, "\n\n1. 12345 1234 x=   42\t\t7 a.b 1.5 WE'LL we'll a\n\n  12"))
+
+
+@pytest.mark.parametrize("kind", [normalizers.Lowercase(), normalizers.NFC()], ids=["lower", "NFC"])
+def test_text_that_is_changed_first_is_refused_or_told(
+    kind: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """llama.cpp changes none before its BPE; NFC leaves ordinary text as it is."""
+    made = cutting([GPT2_BYTES])
+    made.backend.normalizer = kind
+    if isinstance(kind, normalizers.NFC):
+        same(made, through_gguf(made, tmp_path)[1])
+        assert "form NFC" in capsys.readouterr().err
+        return
+    with pytest.raises(ArmdError, match=r"changes text first \(Lowercase\).*--to llama"):
+        through_gguf(made, tmp_path)
+    assert not (tmp_path / "model.gguf").exists()
 
 
 @pytest.mark.parametrize(

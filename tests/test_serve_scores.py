@@ -77,6 +77,22 @@ def test_texts_that_wait_share_a_pass(engine: Engine, monkeypatch) -> None:
     assert passes == [len(futures) - 1]
 
 
+def test_what_was_scored_while_nobody_wrote_is_owed_to_nobody() -> None:
+    """Else a minute of scoring would be followed by four in which nothing is scored."""
+    found = shares.Shares()
+    found.scored(60.0, wanted=False)
+    assert found.owed == 0
+    found.scored(1.0, wanted=True)
+    found.scored(1.0, wanted=True)
+    assert found.owed == 2 * shares.PASSES_SHARE
+    found.passed(0.5)  # there are writers, though none at this very moment
+    found.scored(0.001, wanted=False)
+    assert found.owed > shares.PASSES_SHARE
+    found.last_pass -= 100.0
+    found.scored(1.0, wanted=False)
+    assert found.owed == 0
+
+
 def test_who_left_has_no_place_in_the_queue(engine: Engine) -> None:
     go, most = held(engine), engine.queue + engine.slots
     futures = [engine.score(ScoreJob([3], armd.order.left_to_right(1))) for _ in range(most)]

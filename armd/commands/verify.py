@@ -42,7 +42,7 @@ def check_folder(folder: Path) -> Iterator[Found]:
         yield from check_dataset(folder)
     elif (folder / FACTS).exists():
         yield folder.name, damage(folder)
-    elif (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
+    elif (folder / "checkpoints").is_dir() or (folder / "export").is_dir():
         yield from check_run(folder)
     elif (folder / "config.json").exists():
         yield from check_model(folder)

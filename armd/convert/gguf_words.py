@@ -70,8 +70,8 @@ def cut_as(saved: dict[str, Any], name: str) -> None:
 def name_for(saved: dict[str, Any]) -> str:
     """llama.cpp's name for how a saved tokenizer cuts text: found by what it does."""
     whole, merges = bool(saved["model"].get("ignore_merges")), saved["model"].get("merges")
-    if not merges:  # each token is a byte, however text is cut
-        return "gpt-2"
+    if not merges and "ByteLevel" in json.dumps(saved.get("pre_tokenizer")):
+        return "gpt-2"  # each token is a byte, however text is cut
     cut = words_of(json.dumps(saved.get("pre_tokenizer")))
     for name in WAYS:
         if whole == (name in WHOLE_WORDS) and cut == words_of(json.dumps(WAYS[name])):

@@ -195,6 +195,8 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
         words.append(f"[PAD{number}]" if token is None else token)
         kinds.append(token_kind(token, added.get(number), spoken))
         scores.append(-float(number))
+    if not spoken:
+        check_normalizer(saved.get("normalizer"))
     writer.add_tokenizer_model("llama" if spoken else "gpt2")
     writer.add_tokenizer_pre("default" if spoken else ours.notes.get("gguf_pre") or name_for(saved))
     writer.add_token_list(words)
@@ -213,6 +215,22 @@ def add_tokenizer(writer: Any, ours: Ours) -> None:
     found = {"bos": bos, "eos": eos}
     special.special_token_ids |= {role: n for role, n in found.items() if n is not None}
     special.add_to_gguf(writer, quiet=True)
+
+
+def check_normalizer(normalizer: dict[str, Any] | None) -> None:
+    """Raise for one that changes ordinary text, which llama.cpp would not do before its BPE. NFC
+    changes only text that is composed otherwise; there a line says so."""
+    kinds = {part["type"] for part in (normalizer or {}).get("normalizers", [normalizer]) if part}
+    if kinds - {"NFC"}:
+        raise ArmdError(
+            f"the tokenizer changes text first ({', '.join(sorted(kinds))}), for which a GGUF file "
+            "has no place; use --to llama"
+        )
+    if kinds:
+        print(
+            "armd: warning: text that is not in Unicode's form NFC gets other tokens in llama.cpp",
+            file=sys.stderr,
+        )
 
 
 def checked_space(backend: Tokenizer) -> bool:

@@ -3,9 +3,12 @@
 import difflib
 import hashlib
 import importlib.util
+import json
+import lzma
 import os
 import stat
 import sysconfig
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,10 +19,20 @@ from typing import Protocol, runtime_checkable
 from ..errors import ArmdError
 from ..model.folder_check import check_inside
 from ..runtime.atomic_files import hash_file
-from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
+from .formats import (
+    COMPRESSED,
+    FORMATS,
+    Document,
+    Reading,
+    field_text,
+    file_format,
+    read_documents,
+    unpacked,
+)
 from .hub import hub_rows, require_hub
 
 WORDS = ("sotu", "python")
+LONGEST_LINE = 1 << 26
 
 
 @runtime_checkable
@@ -206,8 +219,7 @@ def on_disk(path: Path, reading: Reading) -> Files:
 
 def folder(root: Path, reading: Reading) -> Files:
     found = sorted(path for path in all_files(root) if file_format(path) in FORMATS)
-    # a .json beside others is a note of theirs, such as dataset_info.json
-    files = tuple(path for path in found if path.suffix.lower() != ".json") or tuple(found)
+    files = tuple(path for path in found if not is_note(path, reading)) or tuple(found)
     if not files:
         kinds = ", ".join(FORMATS)
         packed = ", ".join(COMPRESSED)
@@ -215,6 +227,18 @@ def folder(root: Path, reading: Reading) -> Files:
     if strange := [path for path in files if not path.is_file()]:
         raise ArmdError(f"{strange[0]} is no file and no folder; write its text to a file first")
     return Files(root, files, reading)
+
+
+def is_note(path: Path, reading: Reading) -> bool:
+    """A .json whose first line is no record, such as dataset_info.json beside the data."""
+    if ".json" not in (suffix.lower() for suffix in path.suffixes[-2:]) or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as raw:
+            record = json.loads(unpacked(path, raw).readline(LONGEST_LINE))
+    except (OSError, ValueError, EOFError, RecursionError, lzma.LZMAError, zlib.error):
+        return True
+    return not isinstance(record, dict) or reading.field not in record
 
 
 def all_files(root: Path) -> list[Path]:

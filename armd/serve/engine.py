@@ -33,9 +33,8 @@ from .shares import Reading, Shares, Turns
 from .side_work import settle
 
 FLUSH_INTERVAL = 0.002
-"""Seconds that what was drawn may wait for the next pass, so that a fast model's tokens travel
-together. The first of a text, and its end, go at once; nothing waits for an exclusive call or a
-prompt."""
+"""Seconds that drawn tokens may wait, so that those of a fast model travel together. The first of a
+text, and its end, go at once; nothing waits for an exclusive call or a prompt."""
 
 
 class Engine:
@@ -229,11 +228,12 @@ class Engine:
         with self.wake:
             batch = self.scores.take()
         if batch:
-            self.shares.scored(self.scores.run(self.model, batch, self._turn))
+            rest = self.scores.run(self.model, batch, self._turn)
+            self.shares.scored(rest, bool(self.active or self.waiting))
 
     def _turn(self, seconds: float) -> None:
         """After so many seconds of scoring: the passes that are owed, then shorter texts."""
-        self.shares.scored(seconds)
+        self.shares.scored(seconds, bool(self.active or self.waiting))
         while self.shares.owed > 0:
             with self.wake:
                 self._fill_slots()

@@ -27,8 +27,12 @@ class Shares:
         """Seconds of passes that come before more is scored."""
         self.last_pass = -math.inf
 
-    def scored(self, seconds: float) -> None:
-        self.owed = max(self.owed, 0.0) + PASSES_SHARE * seconds
+    def scored(self, seconds: float, wanted: bool) -> None:
+        """So many seconds were spent. `wanted`: there are texts to be written. Where there are
+        none, and were none when it began, nothing is owed to anybody, now or later."""
+        recent = time.monotonic() - self.last_pass < seconds + TURNAROUND
+        both = wanted or recent
+        self.owed = max(self.owed, 0.0) + PASSES_SHARE * seconds if both else 0.0
 
     def passed(self, seconds: float) -> None:
         self.owed -= seconds
