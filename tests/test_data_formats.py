@@ -44,7 +44,7 @@ def test_text_files_in_every_packing(tmp_path: Path, documents: str, expected, p
 
 
 @pytest.mark.parametrize("name", ["c4.jsonl", "c4.json", "c4.json.gz", "c4.ndjson"])
-def test_json_lines_have_many_endings(tmp_path: Path, name: str):
+def test_json_lines_have_many_endings(tmp_path: Path, name: str, capsys):
     """C4's files end in .json.gz. In a folder a .json beside others is a note of theirs."""
     data = "".join(json.dumps({"text": text}) + "\n" for text in STORIES[:9]).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -53,7 +53,11 @@ def test_json_lines_have_many_endings(tmp_path: Path, name: str):
     (tmp_path / "dataset_info.json").write_text('{"splits": []}')
     (tmp_path / "LICENSE.txt").write_text("to all")
     found = [d.text for d in find_source(str(tmp_path), Reading()).documents()]
+    assert "dataset_info.json begins with no record" in capsys.readouterr().err
     assert sorted(found) == sorted(["to all", *STORIES[:9]])
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(data)[:20])
+    with pytest.raises(ArmdError, match=r"cut.json.gz is damaged or cut short"):
+        list(find_source(str(tmp_path), Reading()).documents())
     (tmp_path / "list.json").write_text('[\n{"text": "a"}\n]')
     with pytest.raises(ArmdError, match=r"list.json line 1 .* each line must hold one object"):
         list(read_documents(tmp_path / "list.json", Reading()))

@@ -4,11 +4,10 @@ import difflib
 import hashlib
 import importlib.util
 import json
-import lzma
 import os
 import stat
+import sys
 import sysconfig
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,16 +18,7 @@ from typing import Protocol, runtime_checkable
 from ..errors import ArmdError
 from ..model.folder_check import check_inside
 from ..runtime.atomic_files import hash_file
-from .formats import (
-    COMPRESSED,
-    FORMATS,
-    Document,
-    Reading,
-    field_text,
-    file_format,
-    read_documents,
-    unpacked,
-)
+from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
 from .hub import hub_rows, require_hub
 
 WORDS = ("sotu", "python")
@@ -230,15 +220,20 @@ def folder(root: Path, reading: Reading) -> Files:
 
 
 def is_note(path: Path, reading: Reading) -> bool:
-    """A .json whose first line is no record, such as dataset_info.json beside the data."""
-    if ".json" not in (suffix.lower() for suffix in path.suffixes[-2:]) or not path.is_file():
+    """A .json whose first line is no record, such as dataset_info.json beside the data; a line says
+    so. Of other files, and of packed ones, what is wrong is said when they are read."""
+    if path.suffix.lower() != ".json" or not path.is_file():
         return False
     try:
-        with path.open("rb") as raw:
-            record = json.loads(unpacked(path, raw).readline(LONGEST_LINE))
-    except (OSError, ValueError, EOFError, RecursionError, lzma.LZMAError, zlib.error):
-        return True
-    return not isinstance(record, dict) or reading.field not in record
+        with path.open("rb") as file:
+            record = json.loads(file.readline(LONGEST_LINE))
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict) and reading.field in record:
+        return False
+    said = f"{path} begins with no record that has '{reading.field}' (--field); it is left out"
+    print(f"armd: {said}", file=sys.stderr)
+    return True
 
 
 def all_files(root: Path) -> list[Path]:
