@@ -175,12 +175,12 @@ def test_between_parts_of_a_prompt_a_text_has_passes_of_its_own(
     """With a share this large the text is written to its end after one part of the prompt, though
     the prompt came first; then the prompt is read. Both are as if alone."""
     monkeypatch.setattr(prefill, "TOKENS_A_PASS", 8)
-    monkeypatch.setattr(shares, "READING_SHARE", 1e9)
-    monkeypatch.setattr(shares, "LONGER", -1e9)
+    monkeypatch.setattr(shares, "DECODE_PER_PREFILL", 1e9)
+    monkeypatch.setattr(shares, "NOTICEABLE", -1e9)
     model, orders = packed(), armd.order.strided(12, 1)
     plans = [plan_of(given, 12, orders) for given in (50, 2)]
     engine, hearers = Engine(model, slots=3).start(), [Hearer(), Hearer()]
-    monkeypatch.setattr(engine.reading, "usual", -1.0)
+    monkeypatch.setattr(engine.prefill_budget, "plain_step", -1.0)
     counts, go = given_tokens(engine, monkeypatch), held(engine)
     engine.submit(requests([plans[0]], hearers[:1]))
     engine.submit([GenerationRequest(plans[1], PLAIN, seeded(0, 1), hearers[1])])

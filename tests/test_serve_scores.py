@@ -77,20 +77,20 @@ def test_texts_that_wait_share_a_pass(engine: Engine, monkeypatch) -> None:
     assert passes == [len(futures) - 1]
 
 
-def test_what_was_scored_while_nobody_wrote_is_owed_to_nobody() -> None:
+def test_scoring_without_running_sequences_creates_no_debt() -> None:
     """Else a minute of scoring would be followed by four in which nothing is scored."""
-    found = shares.Shares()
-    found.scored(60.0, wanted=False)
-    assert found.owed == 0
-    found.scored(1.0, wanted=True)
-    found.scored(1.0, wanted=True)
-    assert found.owed == 2 * shares.PASSES_SHARE
-    found.passed(0.5)  # there are writers, though none at this very moment
-    found.scored(0.001, wanted=False)
-    assert found.owed > shares.PASSES_SHARE
-    found.last_pass -= 100.0
-    found.scored(1.0, wanted=False)
-    assert found.owed == 0
+    found = shares.ScoreBudget()
+    found.scored(60.0, decoding=False)
+    assert found.debt == 0
+    found.scored(1.0, decoding=True)
+    found.scored(1.0, decoding=True)
+    assert found.debt == 2 * shares.DECODE_PER_SCORE
+    found.decoded(0.5)  # there are writers, though none at this very moment
+    found.scored(0.001, decoding=False)
+    assert found.debt > shares.DECODE_PER_SCORE
+    found.last_step -= 100.0
+    found.scored(1.0, decoding=False)
+    assert found.debt == 0
 
 
 def test_who_left_has_no_place_in_the_queue(engine: Engine) -> None:
@@ -123,7 +123,7 @@ def scores_beside_a_text(engine: Engine, plan, listen, told: list[str], over) ->
 def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
     """However many texts wait to be scored: with a share this large, one is scored while a text is
     generated, and the others after it."""
-    monkeypatch.setattr(shares, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(shares, "DECODE_PER_SCORE", 1e9)
     monkeypatch.setattr(score_batches, "TURN_SECONDS", 1e9)
     engine.scores.tokens_per_second = 0.0  # one text a turn
     told, over = [], threading.Event()
@@ -140,9 +140,9 @@ def test_generation_goes_on_between_scores(engine: Engine, monkeypatch) -> None:
 def test_a_client_between_two_texts_is_not_passed_over(engine: Engine, monkeypatch) -> None:
     """Where passes are owed, the moment between two texts of a client is no turn of scoring: the
     next text comes first, and scoring goes on once nobody writes."""
-    monkeypatch.setattr(shares, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(shares, "DECODE_PER_SCORE", 1e9)
     monkeypatch.setattr(score_batches, "TURN_SECONDS", 1e9)
-    monkeypatch.setattr(shares, "TURNAROUND", 5.0)
+    monkeypatch.setattr(shares, "CLIENT_GAP", 5.0)
     engine.scores.tokens_per_second = 0.0  # one text a turn
     told, over = [], threading.Event()
     (plan,) = from_prompts(None, length=4)
@@ -153,7 +153,7 @@ def test_a_client_between_two_texts_is_not_passed_over(engine: Engine, monkeypat
             if told.count("text") < 3:
                 engine.submit([GenerationRequest(plan, Sampling(), seeded(0), listen)])
             else:
-                monkeypatch.setattr(shares, "TURNAROUND", 0.0)
+                monkeypatch.setattr(shares, "CLIENT_GAP", 0.0)
                 over.set()
 
     count = scores_beside_a_text(engine, plan, listen, told, over)
@@ -164,7 +164,7 @@ def test_others_have_their_turns_in_the_middle_of_a_text(engine: Engine, monkeyp
     """A text that takes longer to score than a turn: one that came later is written meanwhile, and
     both are as they would be alone."""
     monkeypatch.setattr(score_batches, "TURN_SECONDS", 0.0)
-    monkeypatch.setattr(shares, "PASSES_SHARE", 1e9)
+    monkeypatch.setattr(shares, "DECODE_PER_SCORE", 1e9)
     (plan,) = from_prompts(None, length=12)
     told, over, hidden = [], threading.Event(), engine.model.hidden
 

@@ -9,19 +9,19 @@ import pytest
 from armd.model.sampling import Sampling
 from armd.serve.requests import GenerationRequest, ScheduledRequest
 from armd.serve.shares import (
-    AHEAD,
-    CREDIT,
-    DEARER,
-    LONGER,
-    MOST_CLIENTS,
-    QUICK,
-    TURNAROUND,
-    Reading,
-    Turns,
+    CLIENT_GAP,
+    EXPENSIVE_STEP,
+    MAX_CLIENTS,
+    MAX_CREDIT,
+    MAX_LEAD,
+    NOTICEABLE,
+    SHORT_STEP,
+    ClientShares,
+    PrefillBudget,
 )
 
 PLAIN = Sampling()
-SHORT = QUICK / 4
+SHORT = SHORT_STEP / 4
 
 
 def entry(client: object, *, sampling: Sampling = PLAIN, top: int = 0) -> ScheduledRequest:
@@ -30,7 +30,7 @@ def entry(client: object, *, sampling: Sampling = PLAIN, top: int = 0) -> Schedu
     return ScheduledRequest(request, 0.0, object(), client)
 
 
-class Clocked(Turns):
+class Clocked(ClientShares):
     """Its passes take the time they are said to take."""
 
     now = 0.0
@@ -56,25 +56,25 @@ def test_clients_who_stay_take_part_in_every_pass() -> None:
 
 
 @pytest.mark.parametrize("each", [1, 8])
-def test_who_was_alone_meanwhile_has_no_more_than_the_others(each: int) -> None:
+def test_a_client_that_ran_alone_meanwhile_gets_no_more_steps(each: int) -> None:
     """Four texts end together, and for a while a fifth client has the model for itself."""
     turns, total = Clocked(), dict.fromkeys("abcde", 0)
     for _ in range(20):
         for names, count in (("abcde", 64), ("e", 24)):
             found = turns.passes([entry(n) for n in names], count // each, each=each)
             total = {name: total[name] + found.get(name, 0) for name in total}
-    assert max(total.values()) - min(total.values()) <= AHEAD + 24 + each
+    assert max(total.values()) - min(total.values()) <= MAX_LEAD + 24 + each
     alone = 64 * 20 / (64 * 20 + 24 * 20)
     assert alone < 0.75 < min(total.values()) / max(total.values())
 
 
-@pytest.mark.parametrize(("alone", "missed"), [(50, 50), (75, CREDIT), (1000, 0)])
-def test_what_is_kept_for_who_comes_back_has_a_limit(alone: int, missed: int) -> None:
+@pytest.mark.parametrize(("alone", "missed"), [(50, 50), (75, MAX_CREDIT), (1000, 0)])
+def test_the_credit_of_a_returning_client_is_limited(alone: int, missed: int) -> None:
     """The other one misses no more than this, and nothing for who was away for long."""
     turns, both = Clocked(), [entry("stays"), entry("returns")]
     turns.passes(both, 3)
     turns.passes(both[:1], alone)
-    assert (alone * SHORT < TURNAROUND) == bool(missed)
+    assert (alone * SHORT < CLIENT_GAP) == bool(missed)
     assert turns.passes(both, 1000) == {"stays": 1000 - missed, "returns": 1000}
 
 
@@ -95,10 +95,12 @@ def test_a_new_client_takes_nothing_that_was_before_it() -> None:
 
 
 @pytest.mark.parametrize("dear", [{"top": 5}, {"sampling": Sampling(repetition_penalty=1.3)}])
-def test_who_makes_passes_dearer_has_fewer_of_them(dear: dict[str, Any]) -> None:
+def test_a_client_that_makes_steps_longer_gets_fewer(dear: dict[str, Any]) -> None:
     active = [entry("plain"), entry("dear", **dear)]
     found = Clocked().passes(active, 3000)
-    assert found["plain"] == 3000 and found["dear"] == pytest.approx(3000 / DEARER, abs=AHEAD)
+    assert found["plain"] == 3000 and found["dear"] == pytest.approx(
+        3000 / EXPENSIVE_STEP, abs=MAX_LEAD
+    )
     assert Clocked().passes(active[1:], 300) == {"dear": 300}
 
 
@@ -107,18 +109,18 @@ def test_several_texts_of_a_client_count_as_one() -> None:
     assert Clocked().passes(active, 100) == {"many": 100, "one": 100}
 
 
-def test_in_long_passes_nobody_rests() -> None:
+def test_in_long_steps_no_client_pauses() -> None:
     """A row more costs little there, and who rests would lose much."""
     turns, active = Clocked(), [entry("plain"), entry("dear", top=1)]
-    assert turns.passes(active, 100, seconds=QUICK) == {"plain": 100, "dear": 100}
+    assert turns.passes(active, 100, seconds=SHORT_STEP) == {"plain": 100, "dear": 100}
 
 
 def test_clients_are_forgotten() -> None:
     turns = Clocked()
-    for number in range(2 * MOST_CLIENTS):
+    for number in range(2 * MAX_CLIENTS):
         turns.passes([entry(number)], 1)
-    assert len(turns.steps) == len(turns.seen) == MOST_CLIENTS
-    turns.passes([entry(number) for number in range(2 * MOST_CLIENTS)], 2)
+    assert len(turns.steps) == len(turns.seen) == MAX_CLIENTS
+    turns.passes([entry(number) for number in range(2 * MAX_CLIENTS)], 2)
 
 
 def reader(steps: int) -> ScheduledRequest:
@@ -131,7 +133,7 @@ def reader(steps: int) -> ScheduledRequest:
 def passes_after(long: float, plain: float, *, beside: int = 1) -> int:
     """How many passes of `plain` seconds there are between two that read parts of a prompt and take
     `long` seconds, beside so many texts being written."""
-    reading, entries = Reading(), [reader(0), *(reader(3) for _ in range(beside))]
+    reading, entries = PrefillBudget(), [reader(0), *(reader(3) for _ in range(beside))]
     if beside:
         reading.took([3] * beside, 1, plain)
     assert reading.allowed(entries) == entries
@@ -155,19 +157,19 @@ def test_beside_prompts_texts_keep_half_of_their_speed(beside: int) -> None:
         assert steps == longer and steps >= 0.5 * seconds * 64
 
 
-def test_prompts_wait_for_nothing_where_it_helps_nobody() -> None:
+def test_prefill_does_not_wait_where_no_sequence_gains() -> None:
     assert passes_after(1.0, 0.1, beside=0) == 0
-    assert passes_after(SHORT + LONGER / 2, SHORT) == 0
+    assert passes_after(SHORT + NOTICEABLE / 2, SHORT) == 0
 
 
-def test_prompts_go_on_when_those_who_write_have_ended() -> None:
-    reading, prompt, text = Reading(), reader(0), reader(3)
+def test_prefill_goes_on_when_the_running_sequences_have_ended() -> None:
+    reading, prompt, text = PrefillBudget(), reader(0), reader(3)
     reading.took([0, 3], 1, 1.0)
     assert reading.allowed([prompt, text]) == [text] and reading.allowed([prompt]) == [prompt]
 
 
-def test_what_was_read_while_nobody_wrote_is_owed_to_nobody() -> None:
+def test_prefill_without_running_sequences_creates_no_debt() -> None:
     """Texts that share a prompt begin together, once it is read."""
-    reading, entries = Reading(), [reader(0), reader(1)]
+    reading, entries = PrefillBudget(), [reader(0), reader(1)]
     reading.took([0], 1, 1.0)
     assert reading.allowed(entries) == entries

@@ -39,8 +39,8 @@ IN_A_CORE = 16 * 2**20
 
 
 def threads_for(model: ArmdLM) -> int:
-    """A small model's pass is short, and waiting for a second thread at every step of a layer costs
-    more than that thread does; the core is better left to those who talk to the clients."""
+    """For a small model the barriers between two threads cost more than the second thread saves,
+    and the event loop needs a core."""
     weights = sum(part.numel() * part.element_size() for part in model.buffers())
     weights += sum(part.numel() * part.element_size() for part in model.parameters())
     return 1 if weights < IN_A_CORE else torch.get_num_threads()

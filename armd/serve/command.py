@@ -155,7 +155,9 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
                 ready()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            for _ in range(DRAIN_TICKS):  # who connected before the signal is heard and answered
+            for _ in range(
+                DRAIN_TICKS
+            ):  # clients that connected before the signal are still answered
                 if not self.force_exit:
                     await asyncio.sleep(DRAIN_SECONDS / DRAIN_TICKS)
             await super().shutdown(sockets)
@@ -172,7 +174,7 @@ def patient(service: Service, grace: float, ready: Callable[[], None] | None = N
 
 
 def load(job: Serving) -> Service:
-    """The model with its weights packed, its slots made, and every path through it tried once."""
+    """The service: model with packed weights, tokenizer, KV caches; warmed up."""
     from ..checked_pack import pack_checked
     from ..data.chat_template import ChatTemplate
     from ..model.modeling_armd import ArmdLM

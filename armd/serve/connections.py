@@ -1,6 +1,5 @@
-"""What a connection may take: the size, the number and the time of its headers, the time of its
-body and of reading our answer, how many requests wait on it, and how many connections there are.
-uvicorn has no limits of these kinds."""
+"""Limits of connections that uvicorn does not have: size, number and time of headers, time of a
+body and of reading the answer, pipelined requests, and the number of connections."""
 
 import asyncio
 import resource
@@ -13,7 +12,7 @@ MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
 MOST_WAITING = 16
 """Requests that a connection may send before the first of them is answered."""
 HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
-"""To send a head; a body, whether or not anybody wants it; to take what we have written."""
+"""Timeouts: sending a head; sending a body, also one that is not read; reading our answer."""
 FEW_CHUNKS, CHUNK = 64, 64
 """A body may come in so many chunks, and in one more for each CHUNK bytes that it takes: each costs
 the server as much as hundreds of bytes do."""
@@ -37,8 +36,8 @@ def most_connections(asked: int = MOST_CONNECTIONS) -> int:
 
 class LimitedProtocol(HttpToolsProtocol):
     """A connection whose requests are bounded in size, number and time. Where there are too many,
-    the one that has been of no use for the longest time is closed, so that nobody is kept out by
-    connections that say nothing, say it slowly, or do not listen."""
+    the one that has been idle the longest is closed, so that idle, slow or unread connections lock
+    no client out."""
 
     limit = most_connections()
 
@@ -56,7 +55,8 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn's names a remedy that is none, and anybody could fill the log with it."""
+        """Not logged: any client could fill the log with it, and the remedy uvicorn names is
+        none."""
 
     @property
     def useful(self) -> bool:
@@ -65,7 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return answering and self.in_head and not self.flow.write_paused
 
     def _close_idlest(self) -> bool:
-        """Close the connection, besides this one, that has been of no use the longest."""
+        """Close the connection, besides this one, that has been idle the longest."""
         idle = [c for c in self.connections if c is not self and not getattr(c, "useful", True)]
         if not idle:
             return False

@@ -1,10 +1,9 @@
 """The engine: one thread that decodes all requests together, one forward pass for all of them.
 
 It has a number of slots, each with a KV cache of its own (continuous batching). Between two steps
-finished and cancelled sequences leave their slots, and waiting ones take them: their prompts enter
-with the next passes, in parts, beside the blocks of the others. A sequence's random numbers are its
-own, and a pass shares nothing but products row by row, so everyone gets the text they would get
-alone.
+finished and cancelled sequences leave their slots, and waiting ones take them: their prompts are
+read in chunks, in the same passes as the decode steps of the others. A sequence has its own random
+numbers, and rows of a pass do not influence each other: a request gets the text it would get alone.
 """
 
 import math
@@ -29,7 +28,7 @@ from .metrics import Metrics
 from .prefill import begin, keep_prompt, share_pass
 from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
-from .shares import Reading, Shares, Turns
+from .shares import ClientShares, PrefillBudget, ScoreBudget
 from .side_work import settle
 
 FLUSH_INTERVAL = 0.002
@@ -54,10 +53,10 @@ class Engine:
         self.pool = CachePool.of(model, slots + 1)  # the spare one
         self.decoder = Decoder(model)
         self.deliver = deliver or (lambda outbox: [callback(event) for callback, event in outbox])
-        self.metrics, self.reading = Metrics(), Reading()
+        self.metrics, self.prefill_budget = Metrics(), PrefillBudget()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.scores, self.shares, self.turns = ScoreQueue(), Shares(), Turns()
+        self.scores, self.score_budget, self.clients = ScoreQueue(), ScoreBudget(), ClientShares()
         self.active: list[ScheduledRequest] = []
         self.outbox: list[tuple[Callback, Event]] = []
         self.flush_now, self.last = False, 0.0
@@ -159,14 +158,14 @@ class Engine:
     def _deliver(self) -> None:
         outbox, self.outbox, self.flush_now, self.last = self.outbox, [], False, time.monotonic()
         if outbox:
-            with suppress(RuntimeError):  # the server's loop has closed: nobody listens
+            with suppress(RuntimeError):  # the server's event loop has closed
                 self.deliver(outbox)
 
     def _admit(self) -> bool:
         """Wait for work, and fill the slots; False at the end."""
         with self.wake:
             while not (self.active or self.waiting or self.exclusive):
-                pause = self.shares.pause() if self.scores.waiting else None
+                pause = self.score_budget.pause() if self.scores.waiting else None
                 if pause == 0:
                     break
                 if self.stopping and pause is None:
@@ -185,7 +184,7 @@ class Engine:
             self.active.append(entry)
 
     def _expire(self, now: float) -> None:
-        """End what has had its time, drop what nobody waits for."""
+        """End requests past their deadline, drop cancelled ones."""
         cut = "shutdown" if now >= self.cut_at else None
         for entry in [*self.active, *self.waiting]:
             reason = cut or ("time" if now >= entry.request.deadline else None)
@@ -194,7 +193,7 @@ class Engine:
         self.waiting = deque(entry for entry in self.waiting if not entry.cancelled)
 
     def _finish(self, entry: ScheduledRequest, event: Ended | Failed | None) -> None:
-        """Free its slot and say so, unless nobody waits."""
+        """Free its slot and send the event, unless the client has left."""
         entry.cancelled, entry.sequence = True, None
         if entry.cache is not None:
             self.pool.free.append(entry.cache)
@@ -219,7 +218,7 @@ class Engine:
 
     def _score(self) -> None:
         """A batch of texts to be scored, if it is their turn."""
-        passes_first = self.shares.owed > 0 and (self.active or self.shares.pause())
+        passes_first = self.score_budget.debt > 0 and (self.active or self.score_budget.pause())
         if self.scores.waiting and not passes_first:
             self._deliver()  # it may take long
             self._score_batch()
@@ -228,13 +227,14 @@ class Engine:
         with self.wake:
             batch = self.scores.take()
         if batch:
-            rest = self.scores.run(self.model, batch, self._turn)
-            self.shares.scored(rest, bool(self.active or self.waiting))
+            rest = self.scores.run(self.model, batch, self._make_way)
+            self.score_budget.scored(rest, bool(self.active or self.waiting))
 
-    def _turn(self, seconds: float) -> None:
-        """After so many seconds of scoring: the passes that are owed, then shorter texts."""
-        self.shares.scored(seconds, bool(self.active or self.waiting))
-        while self.shares.owed > 0:
+    def _make_way(self, seconds: float) -> None:
+        """In the middle of a scoring pass, after so many seconds: the decode steps that it delayed,
+        then shorter texts to be scored."""
+        self.score_budget.scored(seconds, bool(self.active or self.waiting))
+        while self.score_budget.debt > 0:
             with self.wake:
                 self._fill_slots()
             if not self.active:
@@ -254,9 +254,9 @@ class Engine:
             for entry in list(self.active):
                 self._begin(entry)
             share_pass(self.active)
-        # others rest, or wait for one of them to read their prompt
-        present = self.turns.present(self.active, time.monotonic())
-        allowed = self.reading.allowed(present)
+        # the others are paused, or wait for a sequence that reads the same prompt
+        present = self.clients.present(self.active, time.monotonic())
+        allowed = self.prefill_budget.allowed(present)
         ready = [(entry, entry.sequence) for entry in allowed if entry.sequence]
         if not ready:
             return
@@ -269,7 +269,7 @@ class Engine:
                 self._finish(entry, Failed(repr(error)))
             return
         each = (time.perf_counter() - start) / len(rounds)
-        self.turns.took(present, len(rounds), each)
+        self.clients.took(present, len(rounds), each)
         for number, results in enumerate(rounds):
             for (entry, sequence), first, result in zip(ready, firsts, results, strict=True):
                 if isinstance(result, Exception):
@@ -282,8 +282,8 @@ class Engine:
         for entry, sequence in ready:
             if sequence.done and not entry.cancelled:
                 self._finish(entry, Ended("stop" if sequence.stopped else "length"))
-        self.shares.passed(seconds := time.perf_counter() - start)
-        self.reading.took(firsts, len(rounds), seconds)
+        self.score_budget.decoded(seconds := time.perf_counter() - start)
+        self.prefill_budget.took(firsts, len(rounds), seconds)
         self.metrics.passed(len(rounds), len(ready) * len(rounds), seconds)
 
     def _begin(self, entry: ScheduledRequest) -> None:

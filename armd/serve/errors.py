@@ -65,7 +65,7 @@ class Refusal(Exception):
 
 
 class Gone(Exception):
-    """The client has left; there is nobody to answer."""
+    """The client has left; no answer is sent."""
 
 
 def detail(

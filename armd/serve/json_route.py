@@ -20,7 +20,7 @@ from .errors import UNREADABLE, Refusal
 MOST_FIELDS = 100
 SMALL = 1 << 14
 """Bytes of a body that is read at once. Larger ones are read in a thread, one after the other: many
-of them that come together leave half of the time to everybody else."""
+at a time leave half of the time to other requests."""
 _large = ThreadPoolExecutor(1, "large-bodies")
 
 
@@ -46,8 +46,8 @@ class JsonRoute(APIRoute):
 
 
 def read_large(kind: Any, body: bytes) -> BaseModel:
-    """The same, without looking for garbage on the way: each of very many lists would be looked at
-    again and again, while nobody else can work. Nothing here refers to itself."""
+    """The same with garbage collection off: it would go through very many lists again and again
+    while it holds the GIL, and parsed JSON has no cycles to be collected."""
     began = gc.isenabled()
     gc.disable()
     try:

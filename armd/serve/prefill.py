@@ -1,5 +1,5 @@
-"""How prompts are read: in parts, beside the decode steps of others, and once for all sequences of
-a request that have the same one."""
+"""Prefill: in chunks, in the same passes as the decode steps of other sequences, and once for all
+sequences of a request that have the same prompt."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from .requests import ScheduledRequest
 
 WORTH_SHARING = 32
-"""Given tokens; fewer are read by each sequence at once, rather than waited for and copied."""
+"""Prompt tokens. Shorter prompts are read by each sequence itself: that is quicker than waiting
+for another one and copying its cache."""
 TOKENS_A_PASS = 256
-"""Given tokens that a pass reads, all prompts together: others wait for no more than these."""
+"""Prompt tokens that a pass reads, all sequences in prefill together: bounds the delay of decode
+steps in that pass."""
 
 
 @dataclass(eq=False)
 class SharedPrompt:
-    """What several sequences of a request are given: the first reads it, the others take over the
-    rows that it left in its KV cache."""
+    """A prompt of several sequences of a request: the first one reads it, the others copy its rows
+    of the KV cache."""
 
     reader: ScheduledRequest | None = None
     slots: int = 0
-    """How many slots are to be taken over: all but those of the last block. 0: not read yet."""
+    """Cache rows to copy: all but those of the last block. 0: not read yet."""
     state: torch.Tensor | None = None
     prefix_rows: int = 0
-    """What the cache has besides keys and values, as it was after these slots."""
+    """The prefix state and its number of rows, as they were after these cache rows."""
 
     def is_read_for(self, entry: ScheduledRequest) -> bool:
         """Another sequence is reading it."""

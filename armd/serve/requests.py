@@ -1,4 +1,4 @@
-"""What the engine is asked for, and how it refuses."""
+"""Requests to the engine, the errors it refuses them with, and which request starts next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueueFull(Exception):
 
 
 class ShuttingDown(Exception):
-    """The server takes nothing new."""
+    """The server accepts no new requests."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class GenerationRequest:
     top_logprobs: int = 0
     """How many of the most probable tokens to report with each token."""
     deadline: float = math.inf
-    """time.monotonic() after which it ends with what it has."""
+    """time.monotonic() after which it returns its partial text."""
     prompt: SharedPrompt | None = None
-    """What it is given, if other sequences are given the same."""
+    """Its prompt, if other sequences of the request have the same."""
 
 
 @dataclass(eq=False)
@@ -62,17 +62,17 @@ class ScheduledRequest:
     cache: KVCache | None = None
     """Its slot's."""
     cancelled: bool = False
-    """Nobody waits for more of it."""
+    """No more events are wanted: the client has left, or the text is complete."""
     complete: bool = False
-    """Because its text is complete: it came to a stop string."""
+    """Cancelled because its text came to a stop string."""
 
 
 def next_of(
     waiting: Iterable[ScheduledRequest], active: Collection[ScheduledRequest], slots: int
 ) -> ScheduledRequest | None:
-    """Which of the waiting ones begins now: of the request with the fewest slots the first, so that
-    a request of many sequences does not keep others waiting for all of them. Where all slots are
-    taken and one request has several, the spare one is for a request that has none."""
+    """The waiting sequence that starts now: the oldest of the request with the fewest slots, so
+    that a request of many sequences does not block the others. Where all slots are taken and one
+    request has several, the spare slot is for a request that has none."""
     taken = Counter(id(entry.together) for entry in active)
     full = len(active) >= slots
     if full and (len(active) > slots or max(taken.values()) == 1):

@@ -1,5 +1,5 @@
-"""Texts to be scored: several in one forward pass, each padded behind its end. In the middle of a
-long pass others have their turns: texts being written, and shorter ones to be scored."""
+"""Scoring: several texts in one forward pass, padded behind their ends. A long pass is interrupted
+between two modules for decode steps and for shorter texts to be scored."""
 
 import math
 import time

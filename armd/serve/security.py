@@ -1,5 +1,4 @@
-"""What never reaches the routes (other sites' pages, wrong keys, bodies out of bounds), and the
-headers that every answer carries."""
+"""ASGI middleware: API key, Host and Origin checks, limits of bodies, security headers."""
 
 import asyncio
 import base64
@@ -19,13 +18,13 @@ from .errors import answer
 log = logging.getLogger("uvicorn.error")
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?", re.IGNORECASE)
 OPEN_PATHS = ("/health",)
-"""What is answered without a key."""
+"""Answered without a key."""
 
 READ_SECONDS = 20.0
 SMALL_BODY = 1 << 16
 LARGE_RATE = 16 << 20
-"""Bytes of larger bodies that are taken in a second, from all clients together: hundreds of them
-at a time would leave no time for anybody else."""
+"""Bytes of larger bodies that are read in a second, from all clients together: hundreds of them at
+a time would block the event loop."""
 SINGLE = tuple(b"host origin sec-fetch-site content-type content-length authorization".split())
 HEADERS = {
     "content-security-policy": (
@@ -141,7 +140,8 @@ class SecurityMiddleware:
         return answer(413, f"the body passes {self.max_body} bytes; send less", headers=close)
 
     async def _pace(self, size: int) -> None:
-        """Wait until so many bytes of large bodies may be taken. Who waits is not read from."""
+        """Wait until so many more bytes of large bodies may be read; meanwhile the client is
+        not."""
         now = asyncio.get_running_loop().time()
         self.next_large = max(self.next_large, now) + size / LARGE_RATE
         await asyncio.sleep(self.next_large - now)
@@ -185,7 +185,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def _silence(*_: Any) -> None:
-    """Nobody is there to be answered."""
+    """The client has left: no answer is sent."""
 
 
 def same_site(origin: str, host: str) -> bool:

@@ -36,7 +36,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes."""
+    """Limits of the server."""
 
     slots: int = 8
     """Sequences decoded together."""
@@ -45,15 +45,15 @@ class Limits:
     max_body: int = 1 << 20
     """Bytes of a request."""
     timeout: float = 120.0
-    """Seconds after which a sequence ends with what it has."""
+    """Seconds after which a request returns its partial text."""
     threads: int | None = None
     """CPU threads of a forward pass; None: by the size of the model."""
     step_tokens: int = 256
-    """Tokens that a decode step may draw in one sequence. Others wait for such a step."""
+    """Tokens that a decode step may draw in one sequence: all requests wait for the same step."""
 
 
 class Service:
-    """One model, ready to be asked."""
+    """A model, its tokenizer and its engine."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Service:
         self.tokenizer = ServerTokenizer(tokenizer, model.config.max_length)
         self.created = int(time.time())
         self.parameters = parameters  # of the model as it was before its weights were packed
-        self.coming = 0  # sequences that requests are being worked out for
+        self.coming = 0  # sequences of requests that are still being tokenised and planned
         self.loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(
             model,
@@ -82,7 +82,7 @@ class Service:
         ).start()
 
     def stop(self, grace: float = 0.0) -> None:
-        """Take nothing new; after `grace` seconds end what is left."""
+        """Refuse new requests; after `grace` seconds end the running ones."""
         self.engine.stop(grace)
         if self.chat and grace and self.loop and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.call_later, grace, self.chat.close)
@@ -104,9 +104,9 @@ class Service:
 
     @contextmanager
     def room(self, count: int) -> Iterator[None]:
-        """Inside, a request for so many sequences is worked out. Raises where the queue has no room
-        for them and for those that other requests are being worked out for: nothing is done for
-        nobody, and all that is done at a time is bounded by the queue."""
+        """Reserve places in the queue while a request for so many sequences is tokenised and
+        planned. Raises where there are too few, other reservations included: no work is done for a
+        request that will be refused, and the work under way is bounded by the queue."""
         self.engine.check(count + self.coming)
         self.coming += count
         try:
@@ -222,7 +222,7 @@ class OutputStream:
         return take
 
     def cancel(self) -> None:
-        """Free the slots of all sequences: nobody waits for them."""
+        """Free the slots of all sequences."""
         self.engine.cancel(self.scheduled)
 
     def complete(self, index: int) -> None:
@@ -231,7 +231,7 @@ class OutputStream:
         self.engine.cancel([self.scheduled[index]])
 
     async def next_events(self) -> list[tuple[int, Event]]:
-        """What arrived since the last call; the caller knows which sequences have ended."""
+        """The events since the last call; waits for at least one."""
         await self.some.wait()
         self.some.clear()
         events, self.events = self.events, []

@@ -1,4 +1,4 @@
-"""Work that grows with a request: in threads, while the event loop serves others."""
+"""Work whose time grows with a request runs in threads, so that the event loop stays free."""
 
 import asyncio
 import threading
@@ -16,8 +16,9 @@ milliseconds."""
 
 
 class SmallestFirst:
-    """Threads whose waiting work is taken by its size: small work waits for no more than what is
-    already running. Every other time the oldest is taken, so that large work is done, too."""
+    """A thread pool that takes the smallest waiting job first, so that small jobs wait only for
+    what is already running. Every second job taken is the oldest, so that large ones do not
+    starve."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.threads, self.lock = ThreadPoolExecutor(threads, name), threading.Lock()
@@ -43,7 +44,7 @@ class SmallestFirst:
 
 
 def settle(work: Callable[[], Answer], future: "Future[Answer]") -> None:
-    """Do the work for those who wait for it, if anybody does."""
+    """Run the work and set the future, unless it was cancelled."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(work())
@@ -60,9 +61,9 @@ async def aside(size: int, work: Callable[[], Answer]) -> Answer:
 
 
 async def encoding(size: int, work: Callable[[], Answer], places: int = 0) -> Answer:
-    """Work that encodes so many characters, and plans so many places. A tokenizer is somebody
-    else's: its patterns may take minutes for a short text, so that none of it is done on the event
-    loop; and short texts do not wait for long ones."""
+    """Work that encodes `size` characters and plans `places` positions. The regular expressions of
+    a foreign tokenizer may take minutes for a short text, so none of it runs on the event loop;
+    short texts have threads of their own and do not wait for long ones."""
     if 0 < size <= INLINE and places <= 4 * INLINE:
         return await asyncio.wrap_future(_short_work.submit(size, work))
     return await aside(max(size, places), work)

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that comes piece by piece, and breaks off when nobody reads it."""
+"""Server-sent events: an answer sent in pieces, which ends when the client disconnects."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -34,9 +34,9 @@ def data(content: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what the events yield, those of a list together, and calls `leave` at the end, whatever
-    happens. Starlette's own notices that a client left only when there is something to send; a
-    text that waits in the queue has nothing, so this one listens."""
+    """Sends what the generator yields, the events of a list together, and always calls `leave` at
+    the end. Starlette's StreamingResponse notices a disconnected client only when it sends; a
+    request in the queue sends nothing, so this one listens for the disconnect."""
 
     media_type = "text/event-stream"
 
