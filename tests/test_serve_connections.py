@@ -243,3 +243,44 @@ def test_a_client_that_resets_leaves_no_traceback(server, capfd: pytest.CaptureF
     server.at_rest()
     assert ask(server) == 200
     assert "Traceback" not in capfd.readouterr().err
+
+
+OFFERS = [
+    "Connection: Upgrade\r\nUpgrade: h2c\r\n",
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n",
+    "Connection: keep-alive, upgrade\r\nUpgrade: websocket\r\n",
+    "Upgrade: h2c\r\nConnection: keep-alive\r\nConnection: Upgrade\r\n",
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("split", [0, 1, 40])
+def test_an_offer_of_another_protocol_is_ignored(server, offer: str, split: int) -> None:
+    """As Java's HttpClient and curl --http2 send it. The body is the request's own, however it
+    comes, and never a request itself."""
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "seed": 1}).encode()
+    inner = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    found = []
+    for more in ("", offer):
+        sent = [f"{head}{more}content-length: {len(one)}\r\n\r\n".encode() for one in (body, inner)]
+        last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        with opened(server) as line:
+            for part, one in zip(sent, (body, inner), strict=True):
+                whole = part + one
+                cut = len(part) + split - 1 if split else len(whole)
+                line.sendall(whole[:cut])
+                time.sleep(0.02 if split else 0)
+                line.sendall(whole[cut:])
+            line.sendall(last)
+            found.append(answer(line).split(b"HTTP/1.1 ")[1:])
+    plain, offered = ([one[:3] for one in answers] for answers in found)
+    assert offered == plain == [b"200", b"400", b"200"]
+    texts = [json.loads(answers[0].partition(b"\r\n\r\n")[2])["choices"] for answers in found]
+    assert texts[0] == texts[1]
+
+
+def test_a_connection_to_elsewhere_is_refused(server) -> None:
+    with opened(server) as line:
+        line.sendall(b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert answer(line).startswith(b"HTTP/1.1 400")

@@ -7,6 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .http_parser import HttpParser
+
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
 """Header lines of a request; bytes of its head; bytes of its URL."""
 MOST_WAITING = 16
@@ -41,6 +43,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limit = most_connections()
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.parser: Any = HttpParser(self)
+
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
@@ -53,10 +59,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.limit and not self._close_idlest():
             transport.write(FULL)
             transport.close()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Not logged: any client could fill the log with it, and the remedy uvicorn names is
-        none."""
 
     @property
     def useful(self) -> bool:
@@ -161,6 +163,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self.fields = 0  # the head comes again, without the offer
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("this is no proxy")
+            return
         self.in_head, self.head, self.fields, self.idle_since = False, 0, 0, self.loop.time()
         self._forget_timer()
         self._expect(BODY_SECONDS)
@@ -175,6 +182,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._forget_timer()
         super().on_message_complete()
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, True
