@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .baselines import MODELS, model_class
 from .errors import ArmdError
 from .model.folder_check import check_link
-from .runtime.atomic_files import SUMS, damaged_files, hash_file, read_text, unexchanged
+from .runtime.atomic_files import SUMS, damaged_files, hash_file, read_text
+from .runtime.atomic_folders import unexchanged
 from .runtime.device import find_device
 from .runtime.memory import check_memory
 

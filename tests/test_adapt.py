@@ -261,6 +261,32 @@ def test_a_run_goes_on_from_an_adapter(
         recipe_of(job(base, samples, tmp_path / "run", start=other))
 
 
+def test_the_adapter_that_a_run_began_with_is_known_by_its_weights(
+    base: Path, samples: Path, run: Path, tmp_path: Path
+) -> None:
+    """It may lie elsewhere by now; another one in its place is refused."""
+    start, moved, out = tmp_path / "start", tmp_path / "moved", tmp_path / "run"
+    shutil.copytree(run / "adapter", start)
+    adapt(recipe_of(job(base, samples, out, start=start, steps=2)))
+    start.rename(moved)
+    adapt(recipe_of(job(base, samples, out, start=moved, steps=2)))
+    other = adapt(recipe_of(job(base, samples, tmp_path / "other", start=moved, steps=1)))
+    with pytest.raises(ArmdError, match="began with another adapter"):
+        recipe_of(job(base, samples, out, start=other / "adapter", steps=2))
+
+
+def test_a_run_may_lie_in_the_working_folder(
+    base: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dataset lies beside it, under its name."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    recipe = recipe_of(job(base, samples, Path("."), steps=1))
+    assert recipe.data == str(tmp_path / "here-data")
+    adapt(recipe)
+    assert (tmp_path / "here" / "export" / "config.json").is_file()
+
+
 def test_no_link_in_a_run_is_followed(base: Path, samples: Path, run: Path, tmp_path: Path) -> None:
     def go(copy: Path) -> None:
         adapt(recipe_of(job(base, samples, copy)))

@@ -20,7 +20,8 @@ from test_exchanged_runs import files  # noqa: E402
 
 from armd.commands.verify import check_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.runtime.atomic_files import put_folder, write_sums  # noqa: E402
+from armd.runtime.atomic_files import write_sums  # noqa: E402
+from armd.runtime.atomic_folders import put_folder  # noqa: E402
 from armd.train import adapt_base, run_folder  # noqa: E402
 from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
 from armd.train.adapt_command import recipe_of  # noqa: E402

@@ -14,16 +14,13 @@ from armd.errors import ArmdError
 from armd.runtime.atomic_files import (
     damaged_files,
     hash_file,
-    new_folder,
-    put_folder,
     read_text,
-    refuse_full,
     replace_text,
-    unexchanged,
     write_figures,
     write_sums,
     write_text,
 )
+from armd.runtime.atomic_folders import new_folder, put_folder, refuse_full, unexchanged
 
 
 def filled(folder: Path, content: str) -> Path:

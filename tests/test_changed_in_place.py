@@ -18,7 +18,7 @@ from armd.commands.generate_options import Writing, opened  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.eval.load_model import fingerprint, load  # noqa: E402
 from armd.pretrained import model_digest  # noqa: E402
-from armd.runtime.atomic_files import put_folder  # noqa: E402
+from armd.runtime.atomic_folders import put_folder  # noqa: E402
 from armd.runtime.seeds import seeded  # noqa: E402
 
 LOADED = "armd.eval.load_model"

@@ -20,7 +20,7 @@ from armd.convert.to_gguf import to_gguf  # noqa: E402
 from armd.convert.to_llama import open_ours, to_llama  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.pretrained import load_model  # noqa: E402
-from armd.runtime.atomic_files import put_folder  # noqa: E402
+from armd.runtime.atomic_folders import put_folder  # noqa: E402
 
 BOS = 0
 """The EOS of the tokenizer, which has no BOS of its own."""

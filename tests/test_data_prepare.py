@@ -119,7 +119,7 @@ def test_a_stopped_run_leaves_no_dataset(tmp_path: Path, number: signal.Signals)
     )
     out = tmp_path / "datasets" / "out"
     run = command(source, out, "--workers", "2", "--shard-tokens", "50000", tokenizer="byte")
-    process = started(run, out.parent / ".out.preparing")
+    process = started(run, out.parent / ".out.tmp")
     process.send_signal(number)
     assert process.wait(PATIENCE) != 0
     assert not out.exists()
@@ -186,7 +186,7 @@ def test_two_runs_do_not_write_the_same_folder(tmp_path: Path):
         tmp_path / "s.jsonl", [f"{n} {text}" * 20 for n in range(20) for text in STORIES]
     )
     run = command(source, tmp_path / "out", "--workers", "1", tokenizer="byte")
-    process = started(run, tmp_path / ".out.preparing")
+    process = started(run, tmp_path / ".out.tmp")
     process.send_signal(signal.SIGSTOP)  # or it may be done before the second begins
     try:
         second = subprocess.run(run, capture_output=True, text=True)

@@ -31,10 +31,9 @@ import armd.train.checkpoint  # noqa: E402
 import armd.train.export  # noqa: E402
 import armd.train.loop  # noqa: E402
 import armd.train.sample_texts  # noqa: E402
-from armd.data.shards import complete_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.runtime import atomic_files, lock  # noqa: E402
-from armd.runtime.atomic_files import new_folder  # noqa: E402
+from armd.runtime import atomic_folders, lock  # noqa: E402
+from armd.runtime.atomic_folders import new_folder  # noqa: E402
 from armd.runtime.lock import locked  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.saved_checkpoint import steps_in  # noqa: E402
@@ -131,7 +130,7 @@ MOMENTS = {
     "sums": (armd.train.checkpoint, "hash_file"),
     "checkpoint in place": (armd.train.checkpoint.Checkpoints, "_put_in_place"),
     "export": (armd.train.export, "write_tensors"),
-    "whole export": (atomic_files, "sync_tree"),
+    "whole export": (atomic_folders, "sync_tree"),
     "start": (armd.train.loop.Run, "make_trainer"),
     "found": (armd.train.checkpoint.Checkpoints, "newest"),
 }
@@ -235,17 +234,14 @@ def test_where_there_are_no_locks_the_folder_is_watched(
     assert path.read_text() == "theirs"
 
 
-@pytest.mark.parametrize("make", [new_folder, complete_folder])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_folder_that_is_filled_where_another_took_its_place(
-    tmp_path: Path, make: Any, fails: bool
-) -> None:
+def test_a_folder_that_is_filled_where_another_took_its_place(tmp_path: Path, fails: bool) -> None:
     """What the other has written so far is neither put in place nor removed."""
     place = tmp_path / "place"
     raised = RuntimeError if fails else ArmdError
     said = "stopped" if fails else "place was removed or replaced meanwhile"
     with pytest.raises(raised, match=said), contextlib.ExitStack() as stack:
-        aside = stack.enter_context(make(place / "out"))
+        aside = stack.enter_context(new_folder(place / "out"))
         moved(place)
         aside.mkdir(parents=True)
         (aside / "half").write_text("theirs")

@@ -18,7 +18,7 @@ from training_help import prepare_corpus, tiny  # noqa: E402
 
 from armd import cli  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.runtime.atomic_files import new_folder  # noqa: E402
+from armd.runtime.atomic_folders import new_folder  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 
 Verb = Callable[[Path], object]

@@ -16,7 +16,9 @@ from armd.native import library as native
 from armd.native.linear import SkinnyLinear
 from armd.native.packed import FastLM, pack
 from armd.pretrained import load_model
-from armd.runtime.atomic_files import SUMS, new_folder
+from armd.runtime import atomic_folders
+from armd.runtime.atomic_files import SUMS
+from armd.runtime.atomic_folders import new_folder
 from armd.runtime.lock import locked
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
@@ -240,17 +242,34 @@ def test_what_appears_while_a_folder_is_filled_is_not_replaced(tmp_path: Path) -
     assert (out / "mine").exists() and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_folder_that_one_stands_in_may_be_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("out", [".", "../here", "link"])
+def test_the_folder_that_one_stands_in_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
+    """A rename would leave the shell in a folder that is gone."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with new_folder(Path(".")) as aside:
-        (aside / "new").touch()
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
-        "here",
-        "here/new",
-    ]
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "here")
+    if out != "link":
+        (tmp_path / "here" / "link").unlink()
+    with pytest.raises(ArmdError, match=r"working folder|is a link"), new_folder(Path(out)):
+        pytest.fail("the work has begun")
+
+
+def test_a_mount_point_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be renamed to it. One of the same file system has its device, too."""
+    out, mounts = tmp_path / "a volume", tmp_path / "mountinfo"
+    out.mkdir()
+    place = str(out.resolve()).replace(" ", "\\040")
+    mounts.write_text(f"36 35 98:0 /x {place} rw shared:1 - ext4 /dev/root rw\n")
+    monkeypatch.setattr(atomic_folders, "MOUNTS", mounts)
+    with pytest.raises(ArmdError, match="mount point; name a new folder in it"), new_folder(out):
+        pytest.fail("the work has begun")
+    with new_folder(out / "new") as aside:
+        (aside / "file").touch()
+    assert (out / "new" / "file").exists()
 
 
 def test_a_place_that_cannot_be_written_is_said_in_one_line(source: Path, tmp_path: Path) -> None:

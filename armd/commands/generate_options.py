@@ -156,7 +156,7 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer, str]:
     weights they are."""
     from ..checked_pack import pack_checked
     from ..pretrained import in_memory, load_model, load_tokenizer, model_digest, model_folder
-    from ..runtime.atomic_files import unexchanged
+    from ..runtime.atomic_folders import unexchanged
     from ..runtime.threads import use_few_threads
 
     model, digest = unexchanged(

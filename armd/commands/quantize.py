@@ -52,7 +52,8 @@ def quantize(job: Quantization) -> None:
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
     from ..pretrained import in_memory, is_quantized, load_model, model_folder, saved_kind
-    from ..runtime.atomic_files import SUMS, new_folder, refuse_link, write_sums
+    from ..runtime.atomic_files import SUMS, refuse_link, write_sums
+    from ..runtime.atomic_folders import new_folder
 
     if job.windows < 0:
         raise ArmdError("--windows must be 0 or more")

@@ -75,7 +75,8 @@ def check_dataset(folder: Path) -> Iterator[Found]:
 
 
 def check_run(folder: Path) -> Iterator[Found]:
-    from ..runtime.atomic_files import damaged_files, unexchanged
+    from ..runtime.atomic_files import damaged_files
+    from ..runtime.atomic_folders import unexchanged
     from ..train.checkpoint import newest_written
     from ..train.run_folder import (
         ADAPTER,

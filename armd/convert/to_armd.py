@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import new_folder, write_sums
+from ..runtime.atomic_files import write_sums
+from ..runtime.atomic_folders import new_folder
 from .adapter import Merging, right_offset_of
 from .family import config_for
 from .layout import Piece, interleaved, layout, new_weights

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.tokenizer import from_folder
 from ..errors import ArmdError
-from ..runtime.atomic_files import made_folder
+from ..runtime.atomic_folders import made_folder
 from ..runtime.lock import locked
 from ..runtime.signals import raise_if_stopped, terminated_as_interrupt
 from .family import WRONG_KINDS, llama3_factors

@@ -18,7 +18,8 @@ from safetensors import safe_open
 from ..data.source_ends import put_back_ends
 from ..errors import ArmdError
 from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
-from ..runtime.atomic_files import identity, new_folder, refuse_link, write_sums
+from ..runtime.atomic_files import refuse_link, write_sums
+from ..runtime.atomic_folders import identity, new_folder
 from ..runtime.weight_files import weight_files
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json

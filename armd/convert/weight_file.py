@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import refuse_full
+from ..runtime.atomic_folders import refuse_full
 
 if TYPE_CHECKING:
     from ..model.shapes import Tensor

@@ -14,14 +14,14 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_figures
+from ..runtime.atomic_folders import new_folder
 from ..runtime.progress import progress, rate
-from ..runtime.signals import terminated_as_interrupt
 from .dataset import Dataset, open_dataset
 from .formats import DOCUMENTS, Reading
 from .manifest import FORMAT, write_manifest
 from .parallel_encode import Encoding, encode_all
 from .prepared import already_prepared, describe
-from .shards import ShardWriter, WindowWriter, complete_folder
+from .shards import ShardWriter, WindowWriter
 from .sources import WORDS, Source, find_source
 from .split import WHOLE, draw, heldout_threshold
 from .tokenizer import bpe_size, find_tokenizer
@@ -96,7 +96,7 @@ def prepare(preparation: Preparation) -> Dataset:
         report(preparation, dataset, seconds=0.0)
         return dataset
     start = time.monotonic()
-    with terminated_as_interrupt(), complete_folder(preparation.out) as staging:
+    with new_folder(preparation.out, writer="armd prepare") as staging:
         write_dataset(staging, preparation, source, options)
     dataset = open_dataset(preparation.out)
     report(preparation, dataset, seconds=time.monotonic() - start)

@@ -1,21 +1,13 @@
-"""Token files: written in order, cut into shards, with checksums; and a folder that appears
-under its name only when it is complete."""
+"""Token files: written in order, cut into shards, with checksums."""
 
-import errno
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArmdError
-from ..runtime.atomic_files import empty_folder, made_folder, sync_folder
-from ..runtime.lock import locked
-from ..runtime.signals import raise_if_stopped
 
 MOST_SHARDS = 10**5
 """Of a split. More are a mistake: each is a file, which is opened and hashed by itself."""
@@ -84,28 +76,3 @@ class WindowWriter:
 
     def close(self) -> None:
         self.writer.close()
-
-
-@contextmanager
-def complete_folder(final: Path) -> Iterator[Path]:
-    """A folder to fill, renamed to `final` at the end, removed if anything stops us before. What
-    a killed run left behind goes when the next one starts: it cannot hold the lock any more."""
-    staging = final.parent / f".{final.name}.preparing"
-    lock = final.parent / f".{final.name}.preparing.lock"
-    try:
-        ours = locked(lock, f"armd prepare is writing {final}", "wait for it")
-        with made_folder(final.parent), ours as held:
-            try:
-                yield empty_folder(staging)
-                raise_if_stopped()
-                held.check()
-                os.rename(staging, final)
-                sync_folder(final.parent)
-            finally:
-                if held.ours():
-                    shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ArmdError(f"no space left for {final}; nothing was kept, free some") from None
-        reason = error.strerror or str(error)
-        raise ArmdError(f"cannot write {final}: {reason} ({error.filename})") from None

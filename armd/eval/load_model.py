@@ -27,7 +27,8 @@ from ..pretrained import (
     read_config,
     saved_kind,
 )
-from ..runtime.atomic_files import hash_file, read_text, unexchanged
+from ..runtime.atomic_files import hash_file, read_text
+from ..runtime.atomic_folders import unexchanged
 from ..runtime.device import find_device
 from ..runtime.memory import check_memory
 from ..runtime.threads import use_few_threads

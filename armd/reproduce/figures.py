@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plots.orders import pyplot_or_error, write_picture
-from ..runtime.atomic_files import our_folder
+from ..runtime.atomic_folders import our_folder
 from .tables import LABELS, Entries, perplexity_of
 
 OURS, EXACT, BOUND = "#c2410c", "#1d4ed8", "#94a3b8"

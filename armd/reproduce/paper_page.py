@@ -8,7 +8,8 @@ from typing import Any
 
 from ..eval import paper_tables as published
 from ..plots.orders import pyplot_or_error, write_picture
-from ..runtime.atomic_files import our_folder, write_text
+from ..runtime.atomic_files import write_text
+from ..runtime.atomic_folders import our_folder
 from .paper_cells import Cell, Measure
 from .paper_study import PaperStudy, contents
 from .result_origin import mixed, read_origin

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..data.manifest import MANIFEST
 from ..errors import ArmdError, no_such
-from ..runtime.atomic_files import our_folder
+from ..runtime.atomic_folders import our_folder
 from ..runtime.device import find_device
 from ..train.cost_estimate import GPUS
 from ..train.run_folder import EXPORT

@@ -15,7 +15,8 @@ from typing import IO, Any
 from ..data.dataset import open_dataset
 from ..data.manifest import MANIFEST
 from ..errors import ArmdError
-from ..runtime.atomic_files import our_folder, refuse_link, replace_text
+from ..runtime.atomic_files import refuse_link, replace_text
+from ..runtime.atomic_folders import our_folder
 from ..runtime.signals import PARENT
 from ..train.export import exported_step
 from ..train.recipe import Recipe

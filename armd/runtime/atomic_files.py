@@ -1,27 +1,20 @@
 """Files that are whole or not there: written aside, flushed to the disk, then renamed into place.
 Nothing here needs torch."""
 
-import ctypes
 import errno
 import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
 
 from ..model.errors import ArmdError
-from .lock import Check, locked, unchecked
-from .signals import raise_if_stopped, terminated_as_interrupt
 
 SUMS = "sha256.json"
-TRIES = 10
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-Found = TypeVar("Found")
 
 
 def sync_folder(folder: Path) -> None:
@@ -119,127 +112,12 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
-    """Put a finished folder in place of another. The two are exchanged at once where the system
-    can, so that `final` is never absent; elsewhere it is for a moment, and whoever starts next
-    finds it missing and makes it again."""
-    refuse_link(final)
-    sync_tree(aside)
-    check()
-    if final.is_dir():
-        if not exchange(aside, final):
-            old = final.with_name(f".{final.name}.old")
-            remove(old)
-            final.rename(old)
-            aside.rename(final)
-            shutil.rmtree(old, ignore_errors=True)
-    else:
-        aside.rename(final)
-    sync_folder(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def made_folder(folder: Path) -> Iterator[None]:
-    """Inside, a folder is there. Made for something that comes to nothing, it goes again, and so do
-    those above it that were made with it: a command that is refused leaves nothing."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        for path in new:
-            with suppress(OSError):  # it holds something
-                path.rmdir()
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """An empty folder to write into, which takes the place of `out`, a new or empty folder, unless
-    something is raised. One process at a time does so."""
-    refuse_link(out)
-    refuse_full(out)
-    final = Path(os.path.abspath(out))  # `..` and `.` have no name
-    aside = final.with_name(f".{final.name}.tmp")
-    try:
-        lock = locked(aside.with_suffix(".lock"), f"process is writing {out}", "wait for it")
-        with terminated_as_interrupt(), made_folder(final.parent), lock as held:
-            refuse_full(out)
-            try:
-                yield empty_folder(aside)
-                sync_tree(aside)
-                raise_if_stopped()
-                held.check()
-                aside.rename(final)  # fails where something was put there meanwhile
-                sync_folder(final.parent)
-            finally:
-                if held.ours():
-                    shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        raise ArmdError(f"cannot write {out}: {error.strerror}; choose another folder") from None
-
-
 def remove(path: Path) -> None:
     """Remove a file, a folder or a link of ours, if there is one; what a link leads to stays."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def empty_folder(path: Path) -> Path:
-    """A new folder to write into, in place of what a killed process left. It is never one that was
-    there: a link in its place would lead what we write to somewhere else."""
-    remove(path)
-    path.mkdir(parents=True)
-    return path
-
-
-def our_folder(path: Path) -> Path:
-    """A folder inside one of ours, made where there is none."""
-    refuse_link(path)
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def unexchanged(folder: Path, work: Callable[[], Found]) -> Found:
-    """What `work` finds in a folder. Where another process put another folder in its place
-    meanwhile (put_folder), it may have read files of both, and is done again."""
-    for _ in range(TRIES):
-        before = identity(folder)
-        try:
-            found = work()
-        except Exception:
-            if identity(folder) == before:
-                raise
-        else:
-            if identity(folder) == before:
-                return found
-    return work()
-
-
-def identity(path: Path) -> tuple[int, int] | None:
-    """Of what has this name now; None for nothing."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino
-
-
-def refuse_full(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArmdError(f"{out} is not empty; choose another folder")
-
-
-def exchange(one: Path, two: Path) -> bool:
-    """Exchange two names in one step (renameat2, Linux); False where that is not to be had."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    names = (os.fsencode(one.absolute()), os.fsencode(two.absolute()))
-    return rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
 
 
 def copy_plain_files(folder: Path, out: Path, *, but: Collection[str] = ()) -> None:

@@ -20,15 +20,8 @@ from ..model.neighbor_rows import InOrderRows, count_in_order
 from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import in_memory, load_model
-from ..runtime.atomic_files import (
-    SUMS,
-    copy_plain_files,
-    empty_folder,
-    put_folder,
-    remove,
-    unexchanged,
-    write_sums,
-)
+from ..runtime.atomic_files import SUMS, copy_plain_files, remove, write_sums
+from ..runtime.atomic_folders import empty_folder, put_folder, unexchanged
 from ..runtime.lock import Check
 from ..runtime.seeds import seed_of
 from ..runtime.weight_files import weight_files

@@ -9,16 +9,8 @@ from ..convert.adapter import fingerprint
 from ..convert.weight_file import check_disk
 from ..errors import ArmdError
 from ..pretrained import model_folder
-from ..runtime.atomic_files import (
-    SUMS,
-    copy_plain_files,
-    damaged_files,
-    empty_folder,
-    put_folder,
-    remove,
-    unexchanged,
-    write_sums,
-)
+from ..runtime.atomic_files import SUMS, copy_plain_files, damaged_files, remove, write_sums
+from ..runtime.atomic_folders import empty_folder, put_folder, unexchanged
 from ..runtime.lock import Check
 from .recipe import Recipe
 from .run_folder import ADAPTER, BASE, CHECKPOINTS, CONFIG

@@ -110,8 +110,9 @@ def recipe_of(job: Adapting) -> Recipe:
 
 
 def recipe_without_data(job: Adapting, named: Path, config: ArmdConfig) -> Recipe:
-    from ..convert.adapter import fingerprint
-    from ..runtime.atomic_files import unexchanged
+    from ..convert.adapter import WEIGHTS, fingerprint
+    from ..runtime.atomic_files import hash_file
+    from ..runtime.atomic_folders import unexchanged
     from .adapt_base import began_with
 
     base = began_with(job.out, named)
@@ -130,6 +131,7 @@ def recipe_without_data(job: Adapting, named: Path, config: ArmdConfig) -> Recip
         base_model=str(named),
         base=(digest := unexchanged(base, lambda: fingerprint(base))),
         start=started(job, digest, config.right_offset),
+        start_sum=hash_file(job.start / WEIGHTS) if job.start else "",
         rank=job.rank,
         alpha=job.alpha,
         full=job.full,
@@ -184,7 +186,7 @@ def checked(job: Adapting) -> tuple[Path, ArmdConfig]:
 
     from ..model.configuration_armd import ArmdConfig
     from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
-    from ..runtime.atomic_files import unexchanged
+    from ..runtime.atomic_folders import unexchanged
     from ..runtime.processes import count_processes
     from .adapt_base import began_with
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,10 +15,11 @@ from ..data.dataset import open_dataset
 from ..data.manifest import FORMAT, MANIFEST, write_manifest
 from ..data.prepare import Preparation, prepare
 from ..data.prepared import describe, made_with
-from ..data.shards import ShardWriter, complete_folder
+from ..data.shards import ShardWriter
 from ..data.sources import WORDS
 from ..data.tokenizer import TextTokenizer, find_tokenizer
 from ..errors import ArmdError
+from ..runtime.atomic_folders import new_folder
 from .adapt_base import began_with
 
 HELDOUT = 20
@@ -32,7 +34,8 @@ def dataset_for(data: str, base: Path, out: Path) -> Path:
     if (path / MANIFEST).is_file():
         open_dataset(path).check_tokenizer(own.backend)
         return path
-    folder = made_dataset(path, data, base, out.with_name(f"{out.name}-data"))
+    run = out if out.name.strip(".") else Path(os.path.abspath(out))  # `.` and `..` have no name
+    folder = made_dataset(path, data, base, run.with_name(f"{run.name}-data"))
     if not made_with(open_dataset(folder), own):
         raise ArmdError(
             f"{folder} was made with another tokenizer than {model} has now; remove it or choose "
@@ -119,7 +122,7 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
         return folder
     tokenizer, dtype = find_tokenizer(str(base), (), rows=False), np.dtype("<u4")
     every = held_out_every(file, tokenizer)
-    with complete_folder(folder) as staging:
+    with new_folder(folder) as staging:
         tokenizer.save(staging / "tokenizer")
         writers = {n: ShardWriter(staging, n, dtype, 1 << 27) for n in ("train", "heldout")}
         counts = {name: {"documents": 0, "tokens": 0} for name in writers}

@@ -9,15 +9,8 @@ from safetensors import SafetensorError, safe_open
 
 from ..data.dataset import Dataset
 from ..model.configuration_armd import ArmdConfig
-from ..runtime.atomic_files import (
-    SUMS,
-    copy_plain_files,
-    damaged_files,
-    empty_folder,
-    put_folder,
-    remove,
-    write_sums,
-)
+from ..runtime.atomic_files import SUMS, copy_plain_files, damaged_files, remove, write_sums
+from ..runtime.atomic_folders import empty_folder, put_folder
 from ..runtime.lock import Check, unchecked
 from ..runtime.tensor_files import write_tensors
 from ..saved_folder import finish_folder

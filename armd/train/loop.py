@@ -18,7 +18,8 @@ import torch
 from ..data.dataset import Dataset, open_dataset
 from ..data.sampler import windows_of
 from ..errors import ArmdError
-from ..runtime.atomic_files import our_folder, replace_text
+from ..runtime.atomic_files import replace_text
+from ..runtime.atomic_folders import our_folder
 from ..runtime.device import find_device
 from ..runtime.lock import Held, watched
 from ..runtime.memory import keep_freed_memory

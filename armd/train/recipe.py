@@ -173,6 +173,8 @@ class Adaptation:
     """Its checksum."""
     start: str = ""
     """The folder of an adapter to go on from; empty: a new one."""
+    start_sum: str = ""
+    """The checksum of its weights."""
     rank: int = 12
     """Rank of the adapters."""
     alpha: int = 24

@@ -75,14 +75,17 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def differences(a: Recipe, b: Recipe) -> Iterator[tuple[str, Any, Any]]:
     """Fields in which two recipes would learn or report differently, with both values. Where the
-    data lie, or the base of an adaptation, whose digest is compared, and which machine does the
-    work are no such fields."""
+    data, or the base and the start of an adaptation lie, whose checksums are compared, and which
+    machine does the work are no such fields."""
     for part in ("network", "curriculum", "optimizer", "report", "adapt"):
         one, two = getattr(a, part), getattr(b, part)
         for f in dataclasses.fields(one):
             if f.name in ("shuffle", "rho_of") and one.rho == two.rho == 0:
                 continue  # nothing is shuffled
             if f.name == "base_model" and one.base and two.base:
+                continue
+            sums = one.start_sum and two.start_sum if part == "adapt" else ""
+            if f.name == ("start" if sums else "start_sum"):  # earlier runs have no checksum
                 continue
             if getattr(one, f.name) != getattr(two, f.name):
                 yield f.name, getattr(one, f.name), getattr(two, f.name)

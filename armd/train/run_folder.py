@@ -13,14 +13,8 @@ from ..data.dataset import Dataset
 from ..data.tokenizer import find_tokenizer, tokenizer_hash
 from ..errors import ArmdError
 from ..pretrained import model_folder
-from ..runtime.atomic_files import (
-    made_folder,
-    open_plain,
-    read_text,
-    refuse_link,
-    replace_text,
-    unexchanged,
-)
+from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text
+from ..runtime.atomic_folders import made_folder, unexchanged
 from ..runtime.lock import Held, locked
 from .presets import PRESETS, preset
 from .recipe import Recipe
@@ -108,6 +102,11 @@ def _check_config(folder: Path, recipe: Recipe) -> tuple[Recipe, Recipe]:
             raise ArmdError(
                 f"{folder} began with other weights than {base} has now; put those back, or "
                 "choose another folder to adapt the new ones in"
+            )
+        if name == "start_sum":
+            raise ArmdError(
+                f"{folder} began with another adapter than {recipe.adapt.start} holds now; put "
+                "that back, or choose another folder"
             )
         if name == "sbp_steps" and base:
             name = "steps"

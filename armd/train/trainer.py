@@ -21,7 +21,7 @@ from ..model.order import Order
 from ..model.shapes import Int, Tensor
 from ..model.strict_model import load_weights
 from ..pretrained import check_saved, is_quantized, model_folder
-from ..runtime.atomic_files import unexchanged
+from ..runtime.atomic_folders import unexchanged
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
 from .curriculum import Stage, orders_of, stage

@@ -1,0 +1,159 @@
+"""Folders that appear whole or not at all, and take the place of others in one step."""
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from ..model.errors import ArmdError
+from .atomic_files import refuse_link, remove, sync_folder, sync_tree
+from .lock import Check, locked, unchecked
+from .signals import raise_if_stopped, terminated_as_interrupt
+
+TRIES = 10
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+MOUNTS = Path("/proc/self/mountinfo")
+Found = TypeVar("Found")
+
+
+def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
+    """Put a finished folder in place of another. The two are exchanged at once where the system
+    can, so that `final` is never absent; elsewhere it is for a moment, and whoever starts next
+    finds it missing and makes it again."""
+    refuse_link(final)
+    sync_tree(aside)
+    check()
+    if final.is_dir():
+        if not exchange(aside, final):
+            old = final.with_name(f".{final.name}.old")
+            remove(old)
+            final.rename(old)
+            aside.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
+    else:
+        aside.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Inside, a folder is there. Made for something that comes to nothing, it goes again, and so do
+    those above it that were made with it: a command that is refused leaves nothing."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # it holds something
+                path.rmdir()
+
+
+@contextmanager
+def new_folder(out: Path, *, writer: str = "process") -> Iterator[Path]:
+    """An empty folder to write into, which takes the place of `out`, a new or empty folder, unless
+    something is raised. One process at a time does so; `writer` names it to others."""
+    refuse_link(out)
+    refuse_full(out)
+    refuse_fixed(out)
+    final = Path(os.path.abspath(out))  # `..` has no name
+    aside = final.with_name(f".{final.name}.tmp")
+    try:
+        lock = locked(aside.with_suffix(".lock"), f"{writer} is writing {out}", "wait for it")
+        with terminated_as_interrupt(), made_folder(final.parent), lock as held:
+            refuse_full(out)
+            try:
+                yield empty_folder(aside)
+                sync_tree(aside)
+                raise_if_stopped()
+                held.check()
+                aside.rename(final)  # fails where something was put there meanwhile
+                sync_folder(final.parent)
+            finally:
+                if held.ours():
+                    shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ArmdError(f"no space left for {out}; nothing was kept, free some") from None
+        reason = error.strerror or str(error)
+        raise ArmdError(f"cannot write {out}: {reason}; choose another folder") from None
+
+
+def refuse_fixed(out: Path) -> None:
+    """Raise, before any work is done, for a folder that no other can be renamed to."""
+    if out.exists() and out.samefile(Path.cwd()):
+        raise ArmdError(f"{out} is the working folder; name a new one, such as {out / 'new'}")
+    if is_mount(out):
+        raise ArmdError(f"{out} is a mount point; name a new folder in it, such as {out / 'new'}")
+
+
+def is_mount(path: Path) -> bool:
+    """Also of a part of the same file system, which os.path.ismount does not see."""
+    if not path.exists() or os.path.ismount(path):
+        return path.exists()
+    real = str(path.resolve()).replace("\\", "\\134").replace(" ", "\\040")
+    try:
+        lines = MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:  # not on Linux
+        return False
+    return any(line.split(" ")[4] == real for line in lines)
+
+
+def empty_folder(path: Path) -> Path:
+    """A new folder to write into, in place of what a killed process left. It is never one that was
+    there: a link in its place would lead what we write to somewhere else."""
+    remove(path)
+    path.mkdir(parents=True)
+    return path
+
+
+def our_folder(path: Path) -> Path:
+    """A folder inside one of ours, made where there is none."""
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def unexchanged(folder: Path, work: Callable[[], Found]) -> Found:
+    """What `work` finds in a folder. Where another process put another folder in its place
+    meanwhile (put_folder), it may have read files of both, and is done again."""
+    for _ in range(TRIES):
+        before = identity(folder)
+        try:
+            found = work()
+        except Exception:
+            if identity(folder) == before:
+                raise
+        else:
+            if identity(folder) == before:
+                return found
+    return work()
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Of what has this name now; None for nothing."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def refuse_full(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArmdError(f"{out} is not empty; choose another folder")
+
+
+def exchange(one: Path, two: Path) -> bool:
+    """Exchange two names in one step (renameat2, Linux); False where that is not to be had."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    names = (os.fsencode(one.absolute()), os.fsencode(two.absolute()))
+    return rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
