@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from armd.data.formats import Reading, read_documents
 from armd.errors import ArmdError
 from armd.eval.corpora import find_corpora
 from armd.eval.load_model import load
@@ -88,6 +89,54 @@ def test_text_on_the_line_of_a_mark_is_text(tmp_path):
     found = ["one\n", "two\n", "three\n", "<doctor\n"]
     assert [row for row in rows(str(file)) if row is not None] == found
     assert rows(str(file)).count(None) == 6
+
+
+@pytest.mark.parametrize("form", ["txt", "jsonl", "parquet"])
+def test_a_benchmark_has_its_empty_rows_in_every_form(tmp_path, form):
+    """They count: an EOS stands behind each."""
+    file, texts = tmp_path / f"test.{form}", [" = Title = \n", "", " A b . \n", ""]
+    if form == "txt":
+        file.write_text("".join(text or "\n" for text in texts))
+    elif form == "jsonl":
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) + "\n")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": texts}), file)
+    assert rows(f"wikitext2={file}") == [" = Title =\n", "", " A b.\n", ""]
+
+
+def test_running_text_has_the_bytes_that_a_model_learns_from(tmp_path):
+    """Line ends of Windows too, as armd prepare keeps them."""
+    text = "one\r\ntwo\n\r\nthree\r\n"
+    (tmp_path / "book.txt").write_bytes(text.encode())
+    learnt = read_documents(tmp_path / "book.txt", Reading("file"))
+    assert "".join(d.text for d in learnt) == text
+    assert "".join(row or "" for row in rows(str(tmp_path / "book.txt"))) == text
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress], ids=["gz", "xz"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "not packed"])
+def test_a_damaged_file_is_said_in_a_line(tmp_path, packed, how):
+    data = packed(bytes(range(32, 127)) * 9 + b"some words" * 99)
+    middle = len(data) // 2
+    damaged = {
+        "flipped": data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :],
+        "cut": data[:middle],
+        "not packed": b"just some text\n",
+    }
+    file = tmp_path / f"book.txt.{'gz' if packed is gzip.compress else 'xz'}"
+    file.write_bytes(damaged[how])
+    with pytest.raises(ArmdError, match=r"book\.txt"):
+        rows(str(file))
+
+
+def test_no_option_is_named_that_there_is_not(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "body.jsonl").write_text('{"body": "words"}')
+    for name in ("latin.txt", "body.jsonl"):
+        with pytest.raises(ArmdError, match="an option of armd prepare; here, give UTF-8 text"):
+            rows(str(tmp_path / name))
 
 
 def test_json_lines_are_rows(tmp_path):

@@ -7,6 +7,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -225,15 +226,21 @@ def parquet_documents(path: Path, raw: IO[bytes], reading: Reading) -> Iterator[
             yield field_text({reading.field: text}, f"{path} row {row}", reading)
 
 
-def read_documents(path: Path, reading: Reading) -> Iterator[Document]:
-    """The documents of a file, in order; empty ones are left out."""
+def read_documents(path: Path, reading: Reading, *, empty: bool = False) -> Iterator[Document]:
+    """The documents of a file, in order; empty ones are left out unless they are asked for."""
     readers = {".jsonl": json_documents, ".parquet": parquet_documents}
     reader = readers.get(file_format(path), text_documents)
+    with said_in_a_line(path), path.open("rb") as raw:
+        for text in reader(path, unpacked(path, raw), reading):
+            if text or empty:
+                yield Document(text, raw.tell() if not raw.closed else 0)
+
+
+@contextmanager
+def said_in_a_line(path: Path) -> Iterator[None]:
+    """Whatever the readers of packed and parquet files raise becomes an ArmdError."""
     try:
-        with path.open("rb") as raw:
-            for text in reader(path, unpacked(path, raw), reading):
-                if text:
-                    yield Document(text, raw.tell() if not raw.closed else 0)
+        yield
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ArmdError(f"{path} is damaged or cut short: {error}") from None
     except OSError as error:

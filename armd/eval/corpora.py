@@ -5,9 +5,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ..data.formats import Reading, decoded, file_format, read_documents, unpacked
+from ..data.formats import (
+    Reading,
+    decoded,
+    file_format,
+    read_documents,
+    said_in_a_line,
+    unpacked,
+)
 from ..data.hub import PARQUET, hub_rows, require_hub
 from ..data.manifest import MANIFEST
 from ..data.sources import digest
@@ -186,27 +194,36 @@ def split_files(name: str, folder: Path, split: str) -> tuple[tuple[Path, ...], 
 
 def rows_of(name: str, file: Path) -> Iterator[str]:
     """The rows of one file, as the hub's version of the data set has them: empty rows too."""
-    if file_format(file) in (".jsonl", ".parquet"):
-        column = "sentence" if name == "ptb" and file_format(file) == ".parquet" else "text"
-        yield from (d.text for d in read_documents(file, Reading(field=column)))
-        return
-    keep_line_ends = name not in HUB or name.startswith("wikitext")
-    for line in lines(file):
-        if name in HUB and not line.strip():
-            yield ""
+    column = "sentence" if name == "ptb" and file_format(file) == ".parquet" else "text"
+    try:
+        if file_format(file) in (".jsonl", ".parquet"):
+            found = read_documents(file, Reading(field=column), empty=name in HUB)
+            yield from (document.text for document in found)
+        elif name in HUB:
+            yield from map(partial(benchmark_row, name), lines(file))
         else:
-            yield line if keep_line_ends else line.strip()
+            yield from lines(file)
+    except ArmdError as error:
+        if " --" not in str(error) and "(--" not in str(error):
+            raise
+        raise ArmdError(
+            f"{error} (an option of armd prepare; here, give UTF-8 text, or a field '{column}')"
+        ) from None
+
+
+def benchmark_row(name: str, line: str) -> str:
+    if not line.strip():
+        return ""
+    return line.replace("\r\n", "\n") if name.startswith("wikitext") else line.strip()
 
 
 def lines(file: Path) -> Iterator[str]:
+    """The lines of a text with their ends, as armd prepare reads them."""
     offset = 0
-    try:
-        with file.open("rb") as raw, unpacked(file, raw) as stream:
-            for data in io.BufferedReader(stream):  # type: ignore[arg-type]
-                yield decoded(file, offset, data, replace_invalid=False).replace("\r\n", "\n")
-                offset += len(data)
-    except (OSError, EOFError) as error:
-        raise ArmdError(f"cannot read {file}: {error}") from None
+    with said_in_a_line(file), file.open("rb") as raw, unpacked(file, raw) as stream:
+        for data in io.BufferedReader(stream):  # type: ignore[arg-type]
+            yield decoded(file, offset, data, replace_invalid=False)
+            offset += len(data)
 
 
 def from_hub(name: str, split: str, rules: Detokenizers) -> Corpus:
