@@ -1,6 +1,7 @@
 """Laws: what happens to a dataset's files while they are read changes no token that is learnt."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,33 @@ def test_a_shard_that_is_removed_or_replaced_under_a_run_is_read_as_it_was(
     monkeypatch.setattr(Trainer, "train_step", without)
     run = train(tiny(data, tmp_path / "run"))
     assert (run / WEIGHTS).read_bytes() == undisturbed[1]
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["replaced", "gone"])
+def test_a_dataset_that_is_moved_under_a_run_leaves_its_tokenizer_there(
+    undisturbed: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The export has the tokenizer of the tokens that were learnt, and so have samples."""
+    shutil.copytree(undisturbed[0], data := tmp_path / "data")
+    source, step = tmp_path / "other.txt", Trainer.train_step
+    source.write_text("other words in here\n" * 200 + "and there\n")
+    options = {"documents": "line", "workers": 1, "heldout": 0.5}
+    prepare(Preparation(str(source), "bpe:300", tmp_path / "other", **options))
+
+    def moved(self, batch, **rest):
+        if batch.step == 5:
+            data.rename(tmp_path / "moved")
+            if again:
+                (tmp_path / "other").rename(data)
+        return step(self, batch, **rest)
+
+    monkeypatch.setattr(Trainer, "train_step", moved)
+    recipe = tiny(data, tmp_path / "run")
+    run = train(replace(recipe, report=replace(recipe.report, sample_every=8)))
+    assert (run / WEIGHTS).read_bytes() == undisturbed[1]
+    ours = (undisturbed[0] / "tokenizer" / "tokenizer.json").read_bytes()
+    assert (run / "export" / "tokenizer.json").read_bytes() == ours
+    assert len(list((run / "samples").iterdir())) == 2
 
 
 def test_more_shards_than_stay_open_are_read_and_checked(

@@ -124,7 +124,7 @@ def test_what_is_saved_loads_where_armd_and_jaxtyping_are_missing(
     if way == "save_pretrained":
         model.save_pretrained(tmp_path / "model")
     else:
-        export(cast(Any, Held(model)), model.config, tmp_path / "none", tmp_path / "model")
+        export(cast(Any, Held(model)), model.config, {}, tmp_path / "model")
     tokens = torch.tensor([[3, 1, 4, 1, 5, 2]])
     with torch.no_grad():
         save_file({"logits": model(tokens).logits}, tmp_path / "wanted.safetensors")

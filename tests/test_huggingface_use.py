@@ -15,6 +15,7 @@ from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
 from armd.model.causal_armd import ArmdForCausalLM
 from armd.order import Order
+from armd.runtime.atomic_files import read_plain_files
 from armd.train.export import export
 
 QUERIES = ("prefix", "mean", "neighbor", "shift")
@@ -254,7 +255,13 @@ def test_an_export_writes_without_armd(tmp_path: Path, unchecked: None) -> None:
     model = case_of("random", 5, 1, query="neighbor", vocab_size=257).model
     with_ends(byte_tokenizer(), rows=False).save(tmp_path / "tokenizer")
     facts: Any = {"about": {"data": "words"}, "losses": {"left to right": 1.5, "S=2": 2.0}}
-    export(cast(Any, Held(model)), model.config, tmp_path / "tokenizer", tmp_path / "m", **facts)
+    export(
+        cast(Any, Held(model)),
+        model.config,
+        read_plain_files(tmp_path / "tokenizer"),
+        tmp_path / "m",
+        **facts,
+    )
     card = (tmp_path / "m" / "README.md").read_text()
     for told in ("| data | words |", "| S=2 | 2.000 | 7.39 |", "streams=4", f"{257 * 16:,}"[:1]):
         assert told in card

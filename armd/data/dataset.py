@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArmdError
 from ..model.folder_check import check_inside
-from ..runtime.atomic_files import hash_file
+from ..runtime.atomic_files import SUMS, hash_file, read_plain_files
 from .manifest import DTYPES, read_manifest
 from .shard_file import ShardFile, Stamp
 
@@ -48,6 +48,11 @@ class Dataset:
         return self.manifest["rows"]
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> "PreTrainedTokenizerFast":
+        """Read once: another dataset may take this one's place while it is used."""
         from transformers import PreTrainedTokenizerFast
 
         from .tokenizer_files import check_tokenizer_files
@@ -56,6 +61,11 @@ class Dataset:
         loaded = PreTrainedTokenizerFast.from_pretrained(str(self.folder / "tokenizer"))
         self.check_tokenizer(loaded)
         return loaded
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The files that `tokenizer` is made of, as they are now, by name."""
+        self.tokenizer()
+        return read_plain_files(self.folder / "tokenizer", but=(SUMS,))
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise unless `tokenizer` (of transformers or tokenizers) is the dataset's own."""

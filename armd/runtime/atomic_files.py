@@ -120,13 +120,20 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def copy_plain_files(folder: Path, out: Path, *, but: Collection[str] = ()) -> None:
-    """Copy the files of a folder, but for those that end so."""
-    out.mkdir(parents=True, exist_ok=True)
-    for path in (folder, *sorted(folder.iterdir())):
+def read_plain_files(folder: Path, *, but: Collection[str] = ()) -> dict[str, bytes]:
+    """The files of a folder, which are small, by name, but for those that end so."""
+    paths = (folder, *sorted(folder.iterdir()))
+    for path in paths:
         refuse_link(path)
-        if path.is_file() and not path.name.endswith(tuple(but)):
-            shutil.copyfile(path, out / path.name)
+    kept = (path for path in paths if path.is_file() and not path.name.endswith(tuple(but)))
+    return {path.name: path.read_bytes() for path in kept}
+
+
+def copy_plain_files(folder: Path, out: Path, *, but: Collection[str] = ()) -> None:
+    """Copy them."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in read_plain_files(folder, but=but).items():
+        (out / name).write_bytes(content)
 
 
 def refuse_link(path: Path) -> None:

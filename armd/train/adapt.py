@@ -20,7 +20,7 @@ from ..model.neighbor_rows import InOrderRows, count_in_order
 from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import in_memory, load_model
-from ..runtime.atomic_files import SUMS, copy_plain_files, remove, write_sums
+from ..runtime.atomic_files import SUMS, copy_plain_files, read_plain_files, remove, write_sums
 from ..runtime.atomic_folders import empty_folder, put_folder, unexchanged
 from ..runtime.lock import Check
 from ..runtime.seeds import seed_of
@@ -203,7 +203,8 @@ class AdaptRun(Run):
         if a.full:
             config, facts = ArmdConfig.from_pretrained(base), self.card(checkpoint)
             out = self.folder / EXPORT
-            return export(checkpoint, config, base, out, check=self.check, **facts)
+            files = read_plain_files(base, but=(SUMS, ".safetensors"))
+            return export(checkpoint, config, files, out, check=self.check, **facts)
         weights = {}
         for name, shape in checkpoint.shapes("model/").items():
             weights[name.removeprefix("model/")] = torch.empty(shape)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..data.dataset import Dataset
 from ..model.configuration_armd import ArmdConfig
-from ..runtime.atomic_files import SUMS, copy_plain_files, damaged_files, remove, write_sums
+from ..runtime.atomic_files import damaged_files, remove, write_sums
 from ..runtime.atomic_folders import empty_folder, put_folder
 from ..runtime.lock import Check, unchecked
 from ..runtime.tensor_files import write_tensors
@@ -22,7 +22,7 @@ from .saved_checkpoint import Checkpoint
 def export(
     checkpoint: Checkpoint,
     config: ArmdConfig,
-    tokenizer: Path,
+    files: Mapping[str, bytes],
     out: Path,
     *,
     about: Mapping[str, object] | None = None,
@@ -30,8 +30,8 @@ def export(
     losses_step: int | None = None,
     check: Check = unchecked,
 ) -> None:
-    """Write model.safetensors, the tokenizer's files and what finish_folder adds, replacing what is
-    in `out`, unless `check` raises. Averaged weights are taken where the run keeps them."""
+    """Write model.safetensors, these files (the tokenizer's) and what finish_folder adds, replacing
+    what is in `out`, unless `check` raises. Averaged weights are taken where the run keeps them."""
     weights = {}
     prefix = "ema/" if checkpoint.facts.get("ema") else "model/"
     for name, shape in checkpoint.shapes(prefix).items():
@@ -41,8 +41,8 @@ def export(
     check()
     remove(out.with_name(f".{out.name}.old"))
     empty_folder(aside)
-    if tokenizer.is_dir():
-        copy_plain_files(tokenizer, aside, but=(SUMS, ".safetensors"))
+    for name, content in files.items():
+        (aside / name).write_bytes(content)
     facts = {"format": "pt", "step": str(checkpoint.step)}
     write_tensors(aside / "model.safetensors", weights, facts)
     check()

@@ -86,7 +86,7 @@ class Run:
     def __init__(self, recipe: Recipe, dataset: Dataset, group: ProcessGroup, held: Held) -> None:
         self.recipe, self.dataset, self.group, self.held = recipe, dataset, group, held
         self.folder, self.total = Path(recipe.out), recipe.curriculum.total
-        self.split = dataset.split("train")
+        self.split, self.tokenizer = dataset.split("train"), dataset.tokenizer_files()
         windows_of(self.split, recipe.network.length)
         self.heldout: list[Any] = []
         if recipe.report.validate_every:
@@ -262,8 +262,7 @@ class Run:
             self.check()
             if out.parent != self.folder:
                 our_folder(out.parent)
-            tokenizer = self.dataset.folder / "tokenizer"
-            export(checkpoint, config, tokenizer, out, check=self.check, **facts)
+            export(checkpoint, config, self.tokenizer, out, check=self.check, **facts)
 
     def _sample(self) -> None:
         """A text or two in RUN/samples. A model in shares cannot write: use its export."""
