@@ -1,11 +1,18 @@
 """The rooms of the package: who may import whom, how large a file may be, what the wheel holds."""
 
+import __future__
+
 import ast
+import builtins
+import dis
 import shutil
 import subprocess
+import symtable
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -118,3 +125,28 @@ def test_the_wheel_holds_kernels_page_and_rooms(tmp_path: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert held == wanted
+
+
+def global_names(code: CodeType) -> Iterator[tuple[str, int]]:
+    """Names that a module's functions look up in it, and their lines."""
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = step.starts_line or line
+        if step.opname == "LOAD_GLOBAL":
+            yield step.argval, line
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from global_names(part)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_name_is_defined(path: Path) -> None:
+    """Linters take names in shapes, such as "b n", for undefined ones, and are not asked."""
+    source = path.read_text("utf-8")
+    scope = symtable.symtable(source, str(path), "exec")
+    inside = {s.get_name() for s in scope.get_symbols() if s.is_assigned() or s.is_imported()}
+    inside |= {child.get_name() for child in scope.get_children()} | set(dir(builtins))
+    inside |= {"__file__", "__name__", "__path__", "__class__"}
+    code = compile(source, str(path), "exec", flags=__future__.annotations.compiler_flag)
+    wrong = [f"{name} in line {line}" for name, line in global_names(code) if name not in inside]
+    assert not wrong

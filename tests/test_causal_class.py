@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from armd.errors import ArmdError
 from armd.model.causal_armd import ArmdForCausalLM
@@ -101,3 +101,13 @@ def test_another_attention_is_refused_for_what_it_is(asked: Any, tmp_path: Path)
                 kind.from_pretrained(tmp_path, **given)
         for usual in ("eager", "sdpa", None):
             assert kind.from_pretrained(tmp_path, attn_implementation=usual)
+
+
+def test_trainer_shifts_labels_that_it_smooths_itself(tmp_path: Path, unchecked: None) -> None:
+    """Without that, a model would learn to copy the token before."""
+    model, tokens = causal("neighbor"), torch.tensor([[1, 2, 3, 4, 5, 6]] * 2)
+    options: Any = {"label_smoothing_factor": 1e-6, "report_to": [], "use_cpu": True}
+    trainer = Trainer(model=model, args=TrainingArguments(str(tmp_path), **options))
+    rows = {"input_ids": tokens, "labels": tokens.clone()}
+    smoothed = trainer.compute_loss(model, dict(rows))
+    torch.testing.assert_close(smoothed, model(**rows).loss, rtol=1e-4, atol=1e-4)

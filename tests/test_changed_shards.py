@@ -9,6 +9,7 @@ import pytest
 from data_help import stored_shards
 from training_help import prepare_corpus, tiny
 
+from armd.data import prepare as prepare_module
 from armd.data.prepare import Preparation, prepare
 from armd.errors import ArmdError
 from armd.train.loop import train
@@ -116,3 +117,20 @@ def test_more_shards_than_stay_open_are_read_and_checked(
     with pytest.raises(ArmdError, match="was changed while"):
         for index in range(3):
             split.shard(index)
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset would be of two texts, and be taken for one of the first."""
+    source, write = tmp_path / "text.txt", prepare_module.write_splits
+    source.write_text("one line\n\nanother line\n\n" * 50)
+
+    def changed(*args):
+        source.write_text("other words\n\nof a text\n\n" * 50)
+        return write(*args)
+
+    monkeypatch.setattr(prepare_module, "write_splits", changed)
+    with pytest.raises(ArmdError, match="was changed while it was read"):
+        prepare(Preparation(str(source), "byte", tmp_path / "out", documents="blank", workers=1))
+    assert not (tmp_path / "out").exists()

@@ -43,3 +43,33 @@ def test_a_full_disk_stops_no_scoring(verb: Any, tmp_path: Path, monkeypatch, ca
     monkeypatch.setattr(results, "write_text", full_once)
     verb(model, data=data, window=16, json=file)  # the second time, there was room for both
     assert len(json.loads(file.read_text())["results"]) == 2
+
+
+def test_figures_of_another_model_stay_in_the_file(tmp_path: Path) -> None:
+    """Of the same model and text, the new ones take the place of the old."""
+    one, two = (saved(tiny_armd(), tmp_path / name) for name in ("one", "two"))
+    file, text = tmp_path / "out.json", tmp_path / "text.txt"
+    text.write_text("some words of a text\n" * 9)
+    for model in (one, two, one):
+        eval_streams(model, data=str(text), window=16, json=file)
+    assert [r["model"] for r in json.loads(file.read_text())["results"]] == [two, one]
+
+
+def test_a_text_that_is_replaced_before_it_is_scored_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Its figure would be kept as the other one's."""
+    model = saved(tiny_armd(), tmp_path / "model")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} of some words\n" * 9)
+    data, write = f"{tmp_path / 'one.txt'},{tmp_path / 'two.txt'}", results.write_text
+
+    def replacing(place: Path, text: str) -> None:
+        (tmp_path / "two.txt").write_text("another text\n" * 9)
+        write(place, text)
+
+    monkeypatch.setattr(results, "write_text", replacing)
+    with pytest.raises(ArmdError, match=r"two\.txt was changed while it was read"):
+        eval_ppl(model, data=data, window=16, json=tmp_path / "out.json")
+    (kept,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert kept["data"] == "one"

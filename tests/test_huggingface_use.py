@@ -255,13 +255,8 @@ def test_an_export_writes_without_armd(tmp_path: Path, unchecked: None) -> None:
     model = case_of("random", 5, 1, query="neighbor", vocab_size=257).model
     with_ends(byte_tokenizer(), rows=False).save(tmp_path / "tokenizer")
     facts: Any = {"about": {"data": "words"}, "losses": {"left to right": 1.5, "S=2": 2.0}}
-    export(
-        cast(Any, Held(model)),
-        model.config,
-        read_plain_files(tmp_path / "tokenizer"),
-        tmp_path / "m",
-        **facts,
-    )
+    files = read_plain_files(tmp_path / "tokenizer")
+    export(cast(Any, Held(model)), model.config, files, tmp_path / "m", **facts)
     card = (tmp_path / "m" / "README.md").read_text()
     for told in ("| data | words |", "| S=2 | 2.000 | 7.39 |", "streams=4", f"{257 * 16:,}"[:1]):
         assert told in card

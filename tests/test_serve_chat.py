@@ -1,8 +1,11 @@
 """Chats: the completion of what the template makes of the messages, in the client's own shapes."""
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -11,7 +14,8 @@ from patience import PATIENCE
 from serving import chat_template, running, writer
 
 from armd.data.chat_template import Renderer
-from armd.serve.templates import MOST_WAITING
+from armd.serve.requests import QueueFull
+from armd.serve.templates import FEW, TemplateQueue
 
 MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
 TEXT = "system:be kind\nuser:hi\nanswer:"
@@ -104,7 +108,7 @@ def test_slow_templates_delay_chats_alone_and_end_with_the_server() -> None:
     chat.renderer = Renderer(seconds=600)
     body = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
     refused = threading.Event()
-    clients = ThreadPoolExecutor(MOST_WAITING + 2)
+    clients = ThreadPoolExecutor(FEW + 2)
     with clients, running(writer(max_length=8192), chat=chat) as server:
         url = f"{server.url}/v1"
 
@@ -113,7 +117,7 @@ def test_slow_templates_delay_chats_alone_and_end_with_the_server() -> None:
             refused.set()
             return answer
 
-        asked = [clients.submit(ask) for _ in range(MOST_WAITING + 2)]
+        asked = [clients.submit(ask) for _ in range(FEW + 2)]
         assert refused.wait(PATIENCE)
         long = httpx.post(f"{url}/tokenize", json={"text": "a" * 5000}, timeout=PATIENCE)
         assert len(long.json()["tokens"]) == 5000
@@ -131,8 +135,36 @@ def test_a_client_that_leaves_makes_way_for_the_next_chat() -> None:
     chat.renderer = Renderer(seconds=600)
     body = {"messages": [{"role": "user", "content": "slow"}]}
     with running(chat=chat) as server:
-        for _ in range(MOST_WAITING + 4):
+        for _ in range(FEW + 4):
             with pytest.raises(httpx.TimeoutException):
                 httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.2)
         while server.service.chat.waiting:
             time.sleep(0.01)
+
+
+def test_many_chats_that_come_at_once_wait_for_their_slots() -> None:
+    """As completions do: where the template is quick, only the queue's end refuses one."""
+    body = {"messages": MESSAGES, "max_tokens": 2}
+    with ThreadPoolExecutor(40) as clients, running(chat=chat_template(), queue=32) as server:
+        server.service.chat.warm_up()
+        url = f"{server.url}/v1/chat/completions"
+        ask = partial(httpx.post, url, json=body, timeout=PATIENCE)
+        asked = [clients.submit(ask) for _ in range(40)]
+        assert {one.result(PATIENCE).status_code for one in asked} == {200}
+
+
+@pytest.mark.parametrize(("seconds", "wait"), [(2.0, FEW), (0.5, FEW), (0.01, 200)])
+def test_how_many_chats_wait_follows_from_the_time_of_the_last(seconds: float, wait: int) -> None:
+    """Those that wait hold places that other requests need."""
+    queue, go = TemplateQueue(chat_template()), threading.Event()
+    queue.seconds, queue.chat = seconds, SimpleNamespace(text=lambda _: go.wait(PATIENCE) and "x")
+
+    async def many() -> list[object]:
+        asked = [asyncio.create_task(queue.text([])) for _ in range(wait + 3)]
+        await asyncio.sleep(0)
+        assert queue.waiting == wait
+        go.set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    found = asyncio.run(many())
+    assert found[:wait] == ["x"] * wait and all(isinstance(e, QueueFull) for e in found[wait:])

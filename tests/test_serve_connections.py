@@ -284,3 +284,13 @@ def test_a_connection_to_elsewhere_is_refused(server) -> None:
     with opened(server) as line:
         line.sendall(b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert answer(line).startswith(b"HTTP/1.1 400")
+
+
+def test_health_can_be_asked_for_its_head(server) -> None:
+    """As wget --spider and curl -I do."""
+    for path in ("/health", "/"):
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        line.request("HEAD", path)
+        answered = line.getresponse()
+        assert answered.status == 200 and not answered.read()
+        line.close()

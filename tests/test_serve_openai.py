@@ -188,6 +188,8 @@ def test_temperature_0_is_greedy_whatever_filters_clients_send(server, client) -
 def test_models_and_errors_as_the_client_knows_them(server, client) -> None:
     assert [card.id for card in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "armd"
+    with pytest.raises(openai.NotFoundError, match="no model 'org/other' here"):
+        client.models.retrieve("org/other")  # a name may have a slash
     with pytest.raises(openai.NotFoundError, match="this is tiny"):
         client.completions.create(model="gpt-4", prompt="x")
     with pytest.raises(openai.BadRequestError, match="the model takes 64"):

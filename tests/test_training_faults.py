@@ -30,6 +30,7 @@ from training_help import (  # noqa: E402
 import armd  # noqa: E402
 from armd.commands.verify import check_folder  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.train import saved_checkpoint  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
 
@@ -148,6 +149,27 @@ def test_a_damaged_newest_checkpoint_is_noticed_and_the_one_before_used(
     said = capfd.readouterr().err
     assert "warning" in said and "step 16 is" in said
     assert_same(whole, out)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
+    data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A network disk that is away for a moment must not cost the run its checkpoints."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before, hash_file = sorted(out.rglob("*")), saved_checkpoint.hash_file
+
+    def unreadable(path: Path) -> str:
+        if path.suffix == ".safetensors":
+            raise OSError(error, os.strerror(error), str(path))
+        return hash_file(path)
+
+    with monkeypatch.context() as patch, pytest.raises(ArmdError, match=r"cannot read .* mend"):
+        patch.setattr(saved_checkpoint, "hash_file", unreadable)
+        train(tiny(data, out))
+    assert sorted(out.rglob("*")) == before
+    assert_same(train(tiny(data, out)), whole)
 
 
 def test_with_no_whole_checkpoint_left_the_run_does_not_start_over(

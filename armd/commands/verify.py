@@ -34,14 +34,14 @@ def check_folder(folder: Path) -> Iterator[Found]:
     """Each part of what lies in a folder."""
     from ..data.manifest import MANIFEST
     from ..runtime.atomic_files import SUMS, damaged_files
-    from ..train.saved_checkpoint import FACTS, damage
+    from ..train.saved_checkpoint import FACTS
 
     if not folder.is_dir():
         raise ArmdError(f"no folder {folder}; name a run, an export or a dataset")
     if (folder / MANIFEST).exists():
         yield from check_dataset(folder)
     elif (folder / FACTS).exists():
-        yield folder.name, damage(folder)
+        yield folder.name, checkpoint_damage(folder)
     elif (folder / "checkpoints").is_dir() or (folder / "export").is_dir():
         yield from check_run(folder)
     elif (folder / "config.json").exists():
@@ -90,7 +90,7 @@ def check_run(folder: Path) -> Iterator[Found]:
         read_data_facts,
         read_recipe,
     )
-    from ..train.saved_checkpoint import damage, name_of, steps_in
+    from ..train.saved_checkpoint import name_of, steps_in
 
     yield "config.json", _error(read_recipe, folder)
     if (folder / DATA).exists():
@@ -98,7 +98,7 @@ def check_run(folder: Path) -> Iterator[Found]:
     saved = folder / CHECKPOINTS
     for step in steps_in(saved):
         place = saved / name_of(step)
-        wrong = unexchanged(place, lambda place=place: damage(place))
+        wrong = unexchanged(place, lambda place=place: checkpoint_damage(place))
         if place.exists():  # a run that trains meanwhile removes old ones
             yield f"{CHECKPOINTS}/{place.name}", wrong
     newest = newest_written(saved)
@@ -125,10 +125,19 @@ def check_run(folder: Path) -> Iterator[Found]:
         yield EXPORT, "it is missing; the run writes it anew when it goes on"
 
 
+def checkpoint_damage(place: Path) -> str | None:
+    from ..train.saved_checkpoint import damage
+
+    try:
+        return damage(place)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
 def check_metrics(file: Path, saved: Path) -> None:
     """Each checkpoint keeps the rows up to its step, with a checksum."""
     from ..train.run_folder import metrics_text, parse_rows
-    from ..train.saved_checkpoint import ROWS, damage, name_of, steps_in
+    from ..train.saved_checkpoint import ROWS, name_of, steps_in
 
     steps = steps_in(saved)  # before the rows: a run may train meanwhile
     rows, broken = parse_rows(metrics_text(file))
@@ -136,7 +145,7 @@ def check_metrics(file: Path, saved: Path) -> None:
         raise ArmdError(f"{broken} lines cannot be read")
     for step in reversed(steps):
         place = saved / name_of(step)
-        if damage(place) is None and (place / ROWS).exists():
+        if checkpoint_damage(place) is None and (place / ROWS).exists():
             kept = parse_rows(metrics_text(place / ROWS))[0]
             if kept != [row for row in rows if row["step"] <= step]:
                 raise ArmdError(f"it is not what the checkpoint of step {step} keeps of it")

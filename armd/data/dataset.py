@@ -58,7 +58,8 @@ class Dataset:
         from .tokenizer_files import check_tokenizer_files
 
         check_tokenizer_files(self.folder / "tokenizer")
-        loaded = PreTrainedTokenizerFast.from_pretrained(str(self.folder / "tokenizer"))
+        place = str(self.folder / "tokenizer")
+        loaded = PreTrainedTokenizerFast.from_pretrained(place, local_files_only=True)
         self.check_tokenizer(loaded)
         return loaded
 

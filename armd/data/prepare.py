@@ -98,6 +98,8 @@ def prepare(preparation: Preparation) -> Dataset:
     start = time.monotonic()
     with new_folder(preparation.out, writer="armd prepare") as staging:
         write_dataset(staging, preparation, source, options)
+        if source.fingerprint() != options["fingerprint"]:
+            raise ArmdError(f"{preparation.source} was changed while it was read; try again")
     dataset = open_dataset(preparation.out)
     report(preparation, dataset, seconds=time.monotonic() - start)
     return dataset

@@ -140,17 +140,25 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
         file_format(f) not in (".jsonl", ".parquet") for f in files
     )
 
+    known = content(files)
+
+    def check() -> None:
+        if content(files) != known:
+            raise ArmdError(f"{path} was changed while it was read; give the command again")
+
     def read() -> Iterator[str]:
+        check()
         for file in files:
             yield from rows_of(name, file)
             if running_text:
                 yield END  # one file's text ends here
+        check()
 
     return Corpus(
         name,
         split,
         str(path),
-        content(files),
+        known,
         read,
         rules.get(name, plain),
         ends=not running_text,

@@ -11,7 +11,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.seeds import seeded
-from .results import read_results, stamp, table, write_results
+from .results import beside, read_results, stamp, table, write_results
 
 if TYPE_CHECKING:
     from .corpora import Corpus
@@ -60,7 +60,7 @@ def eval_infill(
 
     if not shares:
         raise ArmdError("--shares names no share; give one or more, such as 0.3, or leave it out")
-    read_results(json, "infill")
+    earlier = read_results(json, "infill")
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
         raise ArmdError(f"{model} knows one order only; infilling needs an ARMD model")
@@ -86,7 +86,7 @@ def eval_infill(
             )
     marked = [{**result, **stamp()} for result in results]
     print(shown(results))
-    write_results(json, "infill", marked)
+    write_results(json, "infill", beside(earlier, marked))
     return marked
 
 

@@ -45,6 +45,13 @@ def read_results(file: Path | None, kind: str) -> list[dict[str, Any]]:
     raise ArmdError(f"{file} is there and holds no '{kind}' results; give --json another name")
 
 
+def beside(earlier: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New results behind those of other commands, models and texts, which stay."""
+    said = ("command", "model", "data", "source")
+    made = [[one.get(name) for name in said] for one in new]
+    return [*(one for one in earlier if [one.get(name) for name in said] not in made), *new]
+
+
 def write_results(file: Path | None, kind: str, results: list[dict[str, Any]]) -> None:
     """All or nothing: a stop while writing leaves the old file."""
     if file is None:

@@ -11,7 +11,7 @@ import tyro
 from ..data.manifest import MANIFEST
 from ..errors import ArmdError
 from .judge import DEFAULT, Judge, averages, load_judge
-from .results import read_results, stamp, write_results
+from .results import beside, read_results, stamp, write_results
 from .sample_files import Samples, heldout_samples, place_for, read_samples
 from .text_metrics import text_figures
 
@@ -76,7 +76,7 @@ def eval_samples(
         used |= {"--temperature": temperature != 1, "--match-entropy": match_entropy is not None}
         used |= {"--tokenizer": tokenizer is not None, "--seed": is_file and seed != 0}
         refuse_unused(source, used)
-    read_results(json, "samples")
+    earlier = read_results(json, "samples")
     with place_for(save, overwrite=overwrite) as keep:
         judging = load_judge(judge, device=device, precision=precision)
         cut = judging.max_length
@@ -105,7 +105,7 @@ def eval_samples(
     result = judged(found, judging, cut=cut, batch=batch)
     result |= {"source": source, "mauve": mauve(found, reference, judging, count, cut), **stamp()}
     print(shown(result))
-    write_results(json, "samples", [result])
+    write_results(json, "samples", beside(earlier, [result]))
     if failed:
         raise ArmdError(f"the samples are lost: {failed}; the figures are whole")
     return result

@@ -11,7 +11,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.progress import progress, rate
-from .results import read_results, stamp, table, tried_to_write
+from .results import beside, read_results, stamp, table, tried_to_write
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def eval_streams(
     from .load_model import load
     from .windows import PROTOCOLS
 
-    read_results(json, "streams")
+    earlier = read_results(json, "streams")
     corpora = find_corpora(data, PROTOCOLS["exact"].splits)
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:
@@ -75,7 +75,7 @@ def eval_streams(
         if len(corpora) > 1:  # the table comes after the last of them
             nats = (f"S={row['streams']} {row['nats_per_token']:.4f}" for row in figures["streams"])
             print(f"{corpus.name}: {', '.join(nats)} nats/token", flush=True)
-        unwritten = tried_to_write(json, "streams", results)
+        unwritten = tried_to_write(json, "streams", beside(earlier, results))
     print(shown(results))
     if unwritten:
         raise ArmdError(unwritten)

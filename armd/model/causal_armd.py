@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, GenerationMixin, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .errors import ArmdError
 from .head import IGNORE
@@ -140,3 +141,5 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
 
 
 ArmdForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+# by this table Trainer knows that labels are to be shifted where it smooths them itself
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault("armd", "ArmdForCausalLM")

@@ -203,7 +203,7 @@ def table_2_run(row: str) -> tuple[str, int, bool]:
 
 
 def judged(content: dict[str, Any]) -> str | None:
-    (result,) = content["results"]
+    result = content["results"][-1]  # of the newest command
     part = result["retokenised"]
     if part["corpus_standard_error"] is None:  # of one text
         return None

@@ -56,6 +56,7 @@ def make_app(
         app.include_router(part.routes(service))
     _add_reports(app, service)
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         content, kind = files["index.html"]
@@ -83,6 +84,7 @@ def make_app(
 def _add_reports(app: FastAPI, service: Service) -> None:
     engine, config, limits = service.engine, service.model.config, service.limits
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_model=Health, responses=responses())
     async def health() -> Json:
         return {"status": "stopping" if engine.stopping else "ok"}
@@ -91,7 +93,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     async def models() -> Json:
         return {"data": [{"id": service.name, "created": service.created}]}
 
-    @app.get("/v1/models/{model}", responses=responses(404), include_in_schema=False)
+    @app.get("/v1/models/{model:path}", responses=responses(404), include_in_schema=False)
     async def model(model: str) -> Json:
         service.is_ours(model)
         card = {"id": service.name, "object": "model"}
@@ -100,7 +102,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     @app.get("/v1/info", response_model=Info, responses=responses())
     async def info() -> Json:
         """What the page asks first."""
-        any_order = config.query != "shift"
+        any_order = service.model.any_order
         return {
             "model": service.name,
             "max_length": config.max_length,

@@ -213,7 +213,7 @@ def name_of(path: str) -> str:
 
 
 def warm_up(service: Service) -> None:
-    """Write a few tokens in every slot, so that the first client does not wait for memory."""
+    """Write a few tokens in every slot, and render a chat: the first client need not wait."""
     import gc
 
     import torch
@@ -244,6 +244,8 @@ def warm_up(service: Service) -> None:
     if failures:
         raise ArmdError(f"the model cannot write: {failures[0]}")
     engine.deliver, engine.metrics = deliver, Metrics()
+    if service.chat is not None:
+        service.chat.warm_up()
     gc.collect()
     gc.freeze()  # what was loaded stays: no need to look through it again and again
 

@@ -123,7 +123,7 @@ class SecurityMiddleware:
             kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 return answer(415, "send JSON, with the header Content-Type: application/json")
-        length = headers.get(b"content-length", "0")
+        length = headers.get(b"content-length", "0").strip()
         if not length.isdecimal() or int(length[:20]) > self.max_body:
             return self._too_large()
         return None

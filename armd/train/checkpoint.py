@@ -212,7 +212,14 @@ class Checkpoints:
         elif expected is not None and expected > max(steps, default=-1):
             warnings.warn(f"the checkpoint of step {expected} is missing", stacklevel=2)
         for step in reversed(steps):
-            wrong = damage(self.folder / name_of(step))
+            place = self.folder / name_of(step)
+            try:
+                wrong = damage(place)
+            except OSError as error:  # it may be whole: nothing is put aside for that
+                raise ArmdError(
+                    f"cannot read {error.filename or place} ({error.strerror}); mend that, or move "
+                    f"{place} away to go on with the checkpoint before"
+                ) from None
             self.check()
             if wrong is None:
                 if expected != step:
@@ -224,7 +231,7 @@ class Checkpoints:
             )
             away = self.folder / f"damaged-{name_of(step)}"
             remove(away)
-            (self.folder / name_of(step)).rename(away)
+            place.rename(away)
         # an export comes after a checkpoint: the run had some, and would replace it by a newer one
         new = expected is None and not steps and not (self.folder.parent / EXPORT).exists()
         return _NONE_YET if new else _NONE_LEFT

@@ -194,7 +194,7 @@ def check_start(recipe: Recipe, dataset: Dataset) -> None:
         return
     found = differences(read_recipe(recipe.start), recipe) if recipe.start_step else ()
     for name, before, now in found:
-        if name in ("n_heads", "n_two_stream"):  # which no shape of a weight tells
+        if name in ("model", "n_heads", "n_two_stream"):  # which no shape of a weight tells
             raise ArmdError(f"{recipe.start} has {name} {before}, this recipe {now}; give {before}")
     there, ours = read_data_facts(Path(recipe.start)) or {}, data_facts(dataset)
     told, place = there.get("tokenizer"), Path(recipe.start) / EXPORT

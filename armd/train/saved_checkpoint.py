@@ -1,5 +1,6 @@
 """One checkpoint that was saved: is it whole, and what is in it? A run may come from anybody."""
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from ..runtime.atomic_files import hash_file, read_text
 from ..runtime.processes import ProcessGroup
 from .distributed import first_row, local
 
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE)
+"""Errors that say nothing about the file: it may be whole, and be read later."""
 FACTS, SUMS, ROWS = "facts.json", "sha256.json", "metrics.jsonl"
 
 
@@ -100,7 +103,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in a word, or None."""
+    """What is wrong with a checkpoint, in a word, or None. An OSError if that cannot be told."""
     if folder.is_symlink() or any(path.is_symlink() for path in folder.glob("*")):
         return "it is or holds a link, which may lead anywhere"
     try:
@@ -119,6 +122,8 @@ def damage(folder: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
+        if error.errno in UNREADABLE:
+            raise
         return f"{Path(error.filename or SUMS).name} cannot be read"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return f"{SUMS} or {FACTS} cannot be read"
