@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from eval_models import saved, tiny_armd
 
+from armd.data.prepare import Preparation, prepare
 from armd.errors import ArmdError
 from armd.eval import results
 from armd.eval.ppl import eval_ppl
@@ -73,3 +74,33 @@ def test_a_text_that_is_replaced_before_it_is_scored_is_refused(
         eval_ppl(model, data=data, window=16, json=tmp_path / "out.json")
     (kept,) = json.loads((tmp_path / "out.json").read_text())["results"]
     assert kept["data"] == "one"
+
+
+def test_a_kept_result_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+    model, file = saved(tiny_armd(), tmp_path / "model"), tmp_path / "out.json"
+    (tmp_path / "a.txt").write_text("some words of text\n" * 9)
+    data = f"lm1b={tmp_path / 'a.txt'}"
+    (first,) = eval_ppl(model, data=data, json=file)
+    for change in ({"bound": None}, {"seconds": "x"}, {"rows": []}, {"first_token": ...}):
+        kept = {name: value for name, value in (first | change).items() if value is not ...}
+        if None in change.values():
+            del kept["bound"]
+        file.write_text(json.dumps({"kind": "ppl", "results": [kept]}))
+        (again,) = eval_ppl(model, data=data, json=file)
+        assert again["perplexity"] == first["perplexity"] and "bound" in again
+        assert len(json.loads(file.read_text())["results"]) == 1
+    file.write_text('{"kind": "ppl", "results": {}}')
+    with pytest.raises(ArmdError, match="holds no 'ppl' results"):
+        eval_ppl(model, data=data, json=file)
+
+
+def test_a_tokenizer_of_other_tokens_than_the_models_own_is_refused(tmp_path: Path) -> None:
+    model = saved(tiny_armd(), tmp_path / "model")
+    (tmp_path / "a.txt").write_text("some words of text\n" * 9)
+    (tmp_path / "b.txt").write_text("some words\n\nof a text\n\n" * 9)
+    options = {"documents": "blank", "heldout": 0.5, "workers": 1}
+    prepare(Preparation(str(tmp_path / "b.txt"), "bpe:270", tmp_path / "other", **options))
+    with pytest.raises(ArmdError, match="has a tokenizer of its own"):
+        eval_ppl(
+            model, data=str(tmp_path / "a.txt"), tokenizer=str(tmp_path / "other" / "tokenizer")
+        )

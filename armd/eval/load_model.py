@@ -236,11 +236,21 @@ def model_tokenizer(place: str, named: str | None) -> TextTokenizer:
         raise ArmdError(f"no tokenizer in {place}; name its tokenizer with --tokenizer")
     if (named or "").startswith("bpe:"):
         raise ArmdError("a tokenizer trained here is no model's own; give its folder")
-    return find_tokenizer(named or place, (), rows=False)
+    found = find_tokenizer(named or place, (), rows=False)
+    if named is not None and Path(place).is_dir() and not bare:
+        own = find_tokenizer(place, (), rows=False)
+        if found.backend.get_vocab() != own.backend.get_vocab():
+            raise ArmdError(
+                f"{place} has a tokenizer of its own, and {named} is another one, whose tokens the "
+                "model does not know; leave out --tokenizer"
+            )
+    return found
 
 
 def fitting(loaded: Loaded) -> Loaded:
     ours, theirs = loaded.tokenizer.vocab_size, loaded.scorer().vocab_size
+    if (longest := loaded.scorer().max_length) < 1:
+        raise ArmdError(f"{loaded.name} takes {longest} tokens by its config.json; mend that")
     if ours > theirs:
         raise ArmdError(
             f"the tokenizer writes {ours} tokens, but {loaded.name} knows {theirs}; "

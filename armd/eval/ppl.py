@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .scorer import Scorer
 
 BERT = 30_522
+MOST_STEPS = 10**6
+"""Of a masking process."""
 """Tokens of bert-base-uncased."""
 
 
@@ -76,7 +78,8 @@ def eval_ppl(
             known = {"settings": settings, "data": corpus.name}
             ends = {"row_ends": row_ends(chosen, corpus)}
             result = next((r for r in done if r | known == r), {})
-            if result.get("nats_per_token") is None:
+            if not is_whole(result | ends, chosen, scoring, length, scorer):
+                done = [one for one in done if one is not result]
                 result = evaluated(loaded, corpus, chosen, scoring, length, ranks)
                 result |= {"settings": settings, **ends}
                 done.append(result)
@@ -162,6 +165,8 @@ def check_options(scoring: Scoring, window: int, noisy: bool) -> None:
                 f"--{name} {settings[name]} has no effect with --order {scoring.order}; leave it "
                 "out, or choose another --order"
             )
+    if "steps" in with_effect and scoring.steps > MOST_STEPS:
+        raise ArmdError(f"--steps {scoring.steps} must be between 1 and {MOST_STEPS:,}")
     for name in ("streams", "rho"):
         if name in with_effect and settings[name] > window:
             raise ArmdError(
@@ -206,6 +211,14 @@ def shown(
         elif result["bound"] or result.get("pseudo_likelihood"):
             lines.append(f"{result['data']}: one draw has no standard error; --draws 4 gives one")
     return "\n".join(lines)
+
+
+def is_whole(result: dict[str, Any], *how: Any) -> bool:
+    """Whether a result that was kept can be shown; else it is made anew."""
+    try:
+        return result.get("nats_per_token") is not None and bool(shown([result], *how))
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return False
 
 
 def marked(result: dict[str, Any]) -> str:

@@ -38,11 +38,16 @@ def read_results(file: Path | None, kind: str) -> list[dict[str, Any]]:
         return []
     try:
         found = json.loads(read_text(file))
-        if found["kind"] == kind and all(isinstance(one, dict) for one in found["results"]):
-            return finite(found["results"])
+        kept = found["results"]
+        if found["kind"] == kind and isinstance(kept, list) and all(map(is_table, kept)):
+            return finite(kept)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ArmdError(f"{file} is there and holds no '{kind}' results; give --json another name")
+
+
+def is_table(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def beside(earlier: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:

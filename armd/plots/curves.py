@@ -11,7 +11,7 @@ from ..runtime.atomic_files import write_figures
 from .orders import pyplot_or_error, write_picture
 
 _MARKS = "os^Dvp*X"
-COLUMNS = 3
+COLUMNS, MOST_PANELS = 3, 60
 Points = list[tuple[int, float]]
 Runs = dict[str, dict[str, Points]]
 """run -> curve -> its points: (step, value)."""
@@ -98,6 +98,11 @@ def draw(curves: Runs, out: Path) -> None:
     """The panels in rows of three, as wide as a page; the runs share colours and marks."""
     pyplot = pyplot_or_error()
     panels = panels_of(curves)
+    if len(panels) > MOST_PANELS:
+        raise ArmdError(
+            f"{len(panels):,} curves are more than a picture's {MOST_PANELS}; is metrics.jsonl "
+            "damaged? armd verify RUN tells"
+        )
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = pyplot.subplots(

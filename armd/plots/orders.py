@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..model.order import Order
 
+FORMATS = (".png", ".svg", ".pdf")
 LONGEST = 2048
 """Tokens of a picture; of more, nothing could be told apart."""
 Kind = Literal["left-to-right", "shuffled", "random", "strided", "masking", "infill"]
@@ -271,8 +272,8 @@ def pyplot_or_error() -> Any:
 
 def write_picture(figure: Any, out: Path, **options: Any) -> None:
     """In place of what is there, at once; matplotlib itself would write through a link."""
-    if not out.suffix:
-        raise ValueError("its name says no format; name a .png")
+    if out.suffix.lower() not in FORMATS:
+        raise ValueError(f"a picture ends in {', '.join(FORMATS)}")
     drawn = BytesIO()
     figure.savefig(drawn, format=out.suffix[1:], **options)
     write_bytes(out, drawn.getvalue())
