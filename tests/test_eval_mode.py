@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
 from patience import PATIENCE
 
 import armd
+from armd.model import eval_mode
 from armd.model.eval_mode import without_dropout
 
 
@@ -66,3 +68,33 @@ def test_a_stream_that_is_not_read_to_its_end_ends_without_a_word() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_interrupt_at_any_line_leaves_the_model_as_it_was(model) -> None:
+    """As Ctrl-C in a notebook."""
+    before, number, interrupted = modes(model), 0, True
+
+    while interrupted:
+        left, interrupted = number, False
+
+        def trace(frame, event, _):
+            nonlocal left, interrupted
+            if frame.f_code.co_filename != eval_mode.__file__:
+                return None
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    interrupted = True
+                    raise KeyboardInterrupt
+            return trace
+
+        with suppress(KeyboardInterrupt):
+            sys.settrace(trace)
+            try:
+                with without_dropout(model):
+                    assert not any(modes(model))
+            finally:
+                sys.settrace(None)
+        assert modes(model) == before and model not in eval_mode._read
+        number += 1
+    assert number > 40

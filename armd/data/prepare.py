@@ -124,6 +124,8 @@ def check(preparation: Preparation) -> None:
     for file in (preparation.out, preparation.json):
         if file is not None and "\0" in str(file):
             raise ArmdError("a file's name has a zero byte; name another")
+    if preparation.json and preparation.json.resolve().is_relative_to(preparation.out.resolve()):
+        raise ArmdError(f"--json {preparation.json} lies in --out, the dataset's; name another")
     check_documents(preparation.documents)
 
 
