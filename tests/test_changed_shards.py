@@ -10,7 +10,9 @@ from data_help import stored_shards
 from training_help import prepare_corpus, tiny
 
 from armd.data import prepare as prepare_module
+from armd.data.formats import Reading
 from armd.data.prepare import Preparation, prepare
+from armd.data.sources import find_source
 from armd.errors import ArmdError
 from armd.train.loop import train
 from armd.train.trainer import Trainer
@@ -134,3 +136,12 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     with pytest.raises(ArmdError, match="was changed while it was read"):
         prepare(Preparation(str(source), "byte", tmp_path / "out", documents="blank", workers=1))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_files_of_a_local_hub_folder_are_known_by_their_content_now(tmp_path: Path) -> None:
+    """A fingerprint that is taken twice would not be worth it if the first were kept."""
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n')
+    source = find_source(f"hf:{tmp_path}", Reading())
+    before = source.fingerprint()
+    (tmp_path / "train.jsonl").write_text('{"text": "two"}\n')
+    assert source.fingerprint() != before

@@ -1,5 +1,6 @@
 """Laws: who reads a model in training sees it without dropout, and leaves it as it was."""
 
+import linecache
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,9 @@ def test_an_interrupt_at_any_line_leaves_the_model_as_it_was(model) -> None:
             nonlocal left, interrupted
             if frame.f_code.co_filename != eval_mode.__file__:
                 return None
-            if event == "line":
+            # CPython takes signals at calls and in loops: not on these lines
+            line = linecache.getline(eval_mode.__file__, frame.f_lineno).strip()
+            if event == "line" and not line.startswith(("with _lock", "try:", "reader =")):
                 left -= 1
                 if left == -1:
                     interrupted = True

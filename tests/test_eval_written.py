@@ -9,7 +9,9 @@ from eval_models import saved, tiny_armd
 
 from armd.data.prepare import Preparation, prepare
 from armd.errors import ArmdError
-from armd.eval import results
+from armd.eval import corpora, results
+from armd.eval.infill import eval_infill
+from armd.eval.perplexity import Scoring
 from armd.eval.ppl import eval_ppl
 from armd.eval.streams import eval_streams
 
@@ -56,24 +58,32 @@ def test_figures_of_another_model_stay_in_the_file(tmp_path: Path) -> None:
     assert [r["model"] for r in json.loads(file.read_text())["results"]] == [two, one]
 
 
-def test_a_text_that_is_replaced_before_it_is_scored_is_refused(
-    tmp_path: Path, monkeypatch
+@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("verb", [eval_ppl, eval_streams, eval_infill])
+def test_a_text_that_is_replaced_while_it_is_scored_is_refused(
+    verb: Any, limit: int | None, tmp_path: Path, monkeypatch
 ) -> None:
-    """Its figure would be kept as the other one's."""
-    model = saved(tiny_armd(), tmp_path / "model")
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.txt").write_text(f"{name} of some words\n" * 9)
-    data, write = f"{tmp_path / 'one.txt'},{tmp_path / 'two.txt'}", results.write_text
+    """Also where it is not read to its end. Its figure would be kept as the other one's."""
+    model, text = saved(tiny_armd(), tmp_path / "model"), tmp_path / "one.txt"
+    text.write_text("one of some words\n" * 99)
+    read = corpora.rows_of
 
-    def replacing(place: Path, text: str) -> None:
-        (tmp_path / "two.txt").write_text("another text\n" * 9)
-        write(place, text)
+    def replacing(name: str, file: Path) -> Any:
+        yield from read(name, file)
+        text.write_text("another text\n" * 99)
 
-    monkeypatch.setattr(results, "write_text", replacing)
-    with pytest.raises(ArmdError, match=r"two\.txt was changed while it was read"):
-        eval_ppl(model, data=data, window=16, json=tmp_path / "out.json")
-    (kept,) = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert kept["data"] == "one"
+    def replacing_first(name: str, file: Path) -> Any:
+        rows = list(read(name, file))
+        text.write_text("another text\n" * 99)
+        yield from rows
+
+    monkeypatch.setattr(corpora, "rows_of", replacing_first if limit else replacing)
+    more: dict[str, Any] = {"windows": limit or 999}
+    if verb is eval_ppl:
+        more = {"scoring": Scoring(limit=limit)}
+    with pytest.raises(ArmdError, match=r"one\.txt was changed while it was read"):
+        verb(model, data=str(text), window=16, json=tmp_path / "out.json", **more)
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_kept_result_that_was_damaged_is_made_anew(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import stat
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -133,26 +132,20 @@ class HubDataset:
         return hub_rows(self.name, self.config, self.split, self.revision)
 
     def fingerprint(self) -> str:
-        return self._named([path.relative_to(self.name).as_posix() for path in self.local_sums])
+        return self._named(lambda path: path.relative_to(self.name).as_posix())
 
     def names_fingerprint(self) -> str:
         """Without the folders of the files, which say what split they are of."""
-        return self._named([path.name for path in self.local_sums])
+        return self._named(lambda path: path.name)
 
-    def _named(self, files: list[str]) -> str:
-        at = f"@{self.revision}" if self.revision else ""
-        sums = zip(files, self.local_sums.values(), strict=True)
-        content = "".join(f"{name} {found}" for name, found in sums).encode(
-            errors="surrogateescape"
-        )
-        local = f"#{hashlib.sha256(content).hexdigest()[:16]}" if files else ""
-        return f"hf:{self.name}:{self.config}:{self.split}{at}{local}"
-
-    @cached_property
-    def local_sums(self) -> dict[Path, str]:
+    def _named(self, name: Callable[[Path], str]) -> str:
         """Of the files, where they are here: their names would not tell that they changed."""
         files = sorted(path for path in Path(self.name).rglob("*") if path.is_file())
-        return {path: hash_file(path) for path in files}
+        content = "".join(f"{name(path)} {hash_file(path)}" for path in files)
+        content = content.encode(errors="surrogateescape")
+        local = f"#{hashlib.sha256(content).hexdigest()[:16]}" if files else ""
+        at = f"@{self.revision}" if self.revision else ""
+        return f"hf:{self.name}:{self.config}:{self.split}{at}{local}"
 
 
 def find_source(

@@ -53,6 +53,9 @@ class Corpus:
     """Changes when the text does."""
     read: Callable[[], Iterator[str]]
     detokenize: Callable[[str], str]
+    check: Callable[[], None] = lambda: None
+    """Raises if the text is no longer the one that `fingerprint` is of: to be called when it was
+    scored, because it need not be read to its end."""
     ends: bool = True
     """Every row is a text; False: rows are lines of running text, and None ends a document."""
 
@@ -147,12 +150,10 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
             raise ArmdError(f"{path} was changed while it was read; give the command again")
 
     def read() -> Iterator[str]:
-        check()
         for file in files:
             yield from rows_of(name, file)
             if running_text:
                 yield END  # one file's text ends here
-        check()
 
     return Corpus(
         name,
@@ -161,6 +162,7 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
         known,
         read,
         rules.get(name, plain),
+        check,
         ends=not running_text,
     )
 

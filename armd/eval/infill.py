@@ -104,7 +104,9 @@ def token_windows(loaded: Loaded, corpus: Corpus, length: int, count: int) -> li
     """The first whole windows of a text."""
     from .windows import whole_windows
 
-    return list(islice(whole_windows("sedd", loaded, corpus, length), count))
+    rows = list(islice(whole_windows("sedd", loaded, corpus, length), count))
+    corpus.check()
+    return rows
 
 
 def infilling(

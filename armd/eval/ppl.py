@@ -136,6 +136,7 @@ def evaluated(
         figures = perplexity(
             loaded, corpus, protocol, scoring, window=window, ranks=ranks, report=report
         )
+    corpus.check()
     return {**figures, "config": loaded.config, "parameters": loaded.parameters, **stamp()}
 
 

@@ -101,6 +101,7 @@ def spread_windows(loaded: Loaded, corpus: Any, length: int, count: int) -> torc
     from .windows import whole_windows
 
     rows = list(whole_windows("exact", loaded, corpus, length))
+    corpus.check()
     count = min(count, len(rows))
     return torch.tensor([rows[number * len(rows) // count] for number in range(count)])
 
