@@ -12,10 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import eval_models  # noqa: E402
+
 import armd  # noqa: E402
 from armd import cli  # noqa: E402
 from armd.commands.generate_options import Writing, opened  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.eval.judge import load_judge  # noqa: E402
 from armd.eval.load_model import fingerprint, load  # noqa: E402
 from armd.pretrained import model_digest  # noqa: E402
 from armd.runtime.atomic_folders import put_folder  # noqa: E402
@@ -52,6 +55,19 @@ def test_nothing_stays_in_the_files(saved: Path, tmp_path: Path, opening: Any, h
         file.write_bytes(b"")  # the same file, cut
     assert str(copy) not in Path("/proc/self/maps").read_text()
     assert torch.equal(armd.generate(model, length=4, generator=seeded(0)), drawn)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux shows what is mapped")
+def test_nothing_of_a_foreign_model_or_judge_stays_in_its_files(tmp_path: Path) -> None:
+    """A figure would be of two models, or the process be ended, where one is copied over it."""
+    folder = eval_models.saved(eval_models.tiny_gpt2(), tmp_path / "model")
+    models = (load(folder).model, load_judge(folder).model)
+    tokens = torch.arange(8)[None]
+    before = [model(tokens).logits for model in models]
+    for file in Path(folder).rglob("*.safetensors"):
+        file.write_bytes(b"")
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert all(torch.equal(m(tokens).logits, b) for m, b in zip(models, before, strict=True))
 
 
 def exchanging(patch: pytest.MonkeyPatch, where: str, run: Path, other: Path) -> None:

@@ -200,7 +200,7 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
     except Exception as error:  # transformers and its hub client raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None
-    return checked(name, found)
+    return in_memory(checked(name, found))
 
 
 def check_claims(folder: Path) -> None:
