@@ -252,9 +252,17 @@ def check_figures(words: Sequence[str]) -> None:
             raise ArmdError(f"{path} is there and holds no figures; give --json another name")
 
 
+OTHERS = ("config.json", "data.json", "manifest.json", "newest.json", "facts.json", "sha256.json")
+OTHERS += ("vocab.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+"""Files of runs, models and datasets, which are JSON too: these, and all that end in _config.json
+or .index.json."""
+
+
 def holds_figures(path: Path) -> bool:
     import json
 
+    if path.name in OTHERS or path.name.endswith(("_config.json", ".index.json")):
+        return False
     try:
         found = None if path.suffix == ".jsonl" else json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError):

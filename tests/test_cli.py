@@ -58,7 +58,9 @@ def test_every_field_of_a_recipe_has_words() -> None:
 
 
 @pytest.mark.parametrize("word", ["--json {}", "--json={}"])
-@pytest.mark.parametrize("name", ["poem.txt", "prompts.jsonl", "figures.json"])
+@pytest.mark.parametrize(
+    "name", ["poem.txt", "prompts.jsonl", "figures.json", "config.json", "adapter_config.json"]
+)
 def test_figures_replace_figures_alone(word: str, name: str, tmp_path: Path) -> None:
     """Whatever the verb: the text or the prompts that they are of stay."""
     file = tmp_path / name
