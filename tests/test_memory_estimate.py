@@ -78,3 +78,27 @@ def test_what_is_trained_here_is_not_refused(tmp_path: Path) -> None:
     adapted = fewer(mini(), d_model=576, n_layers=30, length=1024, batch_size=1)
     adapted = replace(adapted, adapt=Adaptation(base_model="smollm2"))
     assert memory_of(adapted, 49_152) < GB < memory_of(replace(adapted, adapt=Adaptation()), 49_152)
+
+
+@pytest.mark.parametrize("own", ["", "a/b"])
+def test_the_limits_of_cgroups_count_and_their_page_cache_does_not(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that has read a large file holds it in its page cache, up to its limit."""
+    groups, proc = tmp_path / "cgroup", tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(f"0::/{own}\n")
+    (proc / "meminfo").write_text(
+        f"MemTotal: {99 * GB >> 10} kB\nMemAvailable: {64 * GB >> 10} kB\n"
+    )
+    monkeypatch.setattr(memory, "PROC", proc)
+    monkeypatch.setattr(memory, "CGROUPS", groups)
+    assert memory.available_memory() == 64 * GB
+    place = groups / own.split("/")[0]
+    (groups / own).mkdir(parents=True)
+    (groups / own / "memory.max").write_text("max\n")
+    (place / "memory.max").write_text(f"{4 * GB}\n")
+    (place / "memory.current").write_text(f"{4 * GB - 5}\n")
+    cached = f"active_file {GB}\ninactive_file {2 * GB}\n"
+    (place / "memory.stat").write_text(f"anon {GB}\nfile {3 * GB}\n{cached}")
+    assert memory.available_memory() == 3 * GB + 5

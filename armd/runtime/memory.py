@@ -8,11 +8,13 @@ by page, for the next one of the same size; a step on a CPU spends much of its t
 import contextlib
 import ctypes
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..model.errors import ArmdError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def keep_freed_memory() -> bool:
@@ -34,17 +36,31 @@ def give_back_memory() -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still take, as the system and its cgroup say; None elsewhere."""
-    found = []
+    """Bytes that this process may still take, as the system and its cgroups say; None elsewhere."""
+    found = [*cgroup_memory()]
     with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (PROC / "meminfo").read_text().splitlines()
         facts = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
         found.append(facts.get("MemAvailable", facts["MemTotal"]) + facts.get("SwapFree", 0))
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())  # "max", no number, without a limit
-        found.append(limit - int((group / "memory.current").read_text()))
     return min(found, default=None)
+
+
+def cgroup_memory() -> Iterator[int]:
+    """What the limits leave of the cgroup (version 2) of this process and of those it lies in. The
+    page cache counts as free, as in MemAvailable: the kernel drops it for a process that asks."""
+    own = ""
+    with contextlib.suppress(OSError):
+        lines = (PROC / "self/cgroup").read_text().splitlines()
+        own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    for group in (CGROUPS / own, *(CGROUPS / own).parents):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((group / "memory.max").read_text())  # "max", no number, without a limit
+            rows = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+            facts = {name: int(value) for name, value in rows}
+            cache = facts.get("active_file", 0) + facts.get("inactive_file", 0)
+            yield limit - int((group / "memory.current").read_text()) + cache
+        if group == CGROUPS:
+            return
 
 
 def check_memory(needed: float, what: str, fix: str) -> None:
