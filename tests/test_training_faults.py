@@ -151,7 +151,7 @@ def test_a_damaged_newest_checkpoint_is_noticed_and_the_one_before_used(
     assert_same(whole, out)
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ENOTCONN, errno.ENFILE])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
     data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:

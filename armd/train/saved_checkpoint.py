@@ -15,8 +15,9 @@ from ..runtime.atomic_files import hash_file, read_text
 from ..runtime.processes import ProcessGroup
 from .distributed import first_row, local
 
-UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE)
-"""Errors that say nothing about the file: it may be whole, and be read later."""
+NO_FILE = (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.ENODEV)
+"""Errors that say that something else lies in a file's place. Others (permissions, a network disk
+that is away, too many open files) say nothing about it: it may be whole, and be read later."""
 FACTS, SUMS, ROWS = "facts.json", "sha256.json", "metrics.jsonl"
 
 
@@ -122,7 +123,7 @@ def damage(folder: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
-        if error.errno in UNREADABLE:
+        if error.errno not in NO_FILE:
             raise
         return f"{Path(error.filename or SUMS).name} cannot be read"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
