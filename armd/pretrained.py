@@ -85,13 +85,19 @@ def load_model(path: Path | str, *, device: str = "cpu") -> Any:
     return unexchanged(folder, lambda: _load_folder(folder, device))
 
 
+def check_ours(folder: Path) -> str:
+    """Raise unless a folder holds a whole model of armd; which of them it is."""
+    kind, name = saved_kind(folder)
+    if kind not in OURS:
+        raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; convert it first")
+    check_saved(folder)
+    return name
+
+
 def _load_folder(folder: Path, device: str) -> Any:
     from transformers.utils import logging
 
-    kind, name = saved_kind(folder)
-    if kind not in OURS:
-        raise ArmdError(f"{folder} is a checkpoint of '{kind}', not of armd; name an armd folder")
-    check_saved(folder)
+    name = check_ours(folder)
     where, shown = find_device(device), logging.is_progress_bar_enabled()
     if is_quantized(folder):
         return load_packed(folder, name, where)

@@ -20,7 +20,7 @@ from ..errors import ArmdError
 from ..model.order import Order
 from ..model.shapes import Int, Tensor
 from ..model.strict_model import load_weights
-from ..pretrained import check_saved, is_quantized, model_folder
+from ..pretrained import check_ours, is_quantized, model_folder
 from ..runtime.atomic_folders import unexchanged
 from ..runtime.processes import ProcessGroup
 from ..runtime.seeds import seed_of
@@ -123,7 +123,7 @@ MEANING = ("n_heads", "n_kv_heads", "rope_base", "rope_llama3", "norm_eps")
 
 
 def _saved_weights(kind: Any, folder: Path, config: Any) -> dict[str, Tensor]:
-    check_saved(folder)
+    check_ours(folder)
     saved = kind.from_pretrained(folder)
     for name in MEANING:
         there, here = (getattr(one, name, None) for one in (saved.config, config))
