@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import eval_models  # noqa: E402
+from small import case_of  # noqa: E402
+from test_generate_command import save_tokenizer  # noqa: E402
 
 import armd  # noqa: E402
 from armd import cli  # noqa: E402
@@ -21,6 +23,7 @@ from armd.errors import ArmdError  # noqa: E402
 from armd.eval.judge import load_judge  # noqa: E402
 from armd.eval.load_model import fingerprint, load  # noqa: E402
 from armd.pretrained import model_digest  # noqa: E402
+from armd.runtime import atomic_folders  # noqa: E402
 from armd.runtime.atomic_folders import put_folder  # noqa: E402
 from armd.runtime.seeds import seeded  # noqa: E402
 
@@ -128,3 +131,36 @@ def test_samples_of_another_config_or_tokenizer_are_not_resumed(
     (copy / "sha256.json").unlink(missing_ok=True)
     with pytest.raises(ArmdError, match="config or tokenizer"):
         cli.run([*words, "2", "--resume"])
+
+
+@pytest.mark.parametrize("how", ["replaced", "written into", "removed"])
+@pytest.mark.parametrize("verb", ["convert", "convert --to llama", "quantize"])
+def test_no_model_is_made_of_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, how: str
+) -> None:
+    """Its files may come to hold another one while they are read."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    case = case_of("random", 4, 1, vocab_size=257, query="neighbor")
+    case.model.save_pretrained(tmp_path / "ours")
+    save_tokenizer(tmp_path / "ours")
+    cli.run(["convert", str(tmp_path / "ours"), str(tmp_path / "llama"), "--to", "llama"])
+    shutil.copytree(tmp_path / ("llama" if verb == "convert" else "ours"), model)
+    file, write = model / "model.safetensors", atomic_folders.empty_folder
+
+    def changing(path: Path) -> Path:
+        content = file.read_bytes()
+        if how == "replaced":
+            (tmp_path / "other").write_bytes(content)
+            (tmp_path / "other").replace(file)
+        elif how == "written into":
+            file.write_bytes(content)
+        else:
+            shutil.move(model, tmp_path / "elsewhere")
+            shutil.copytree(tmp_path / "elsewhere", model)
+        return write(path)
+
+    monkeypatch.setattr(atomic_folders, "empty_folder", changing)
+    words = {"quantize": ["--windows", "0"], "convert": []}.get(verb, verb.split()[1:])
+    with pytest.raises(ArmdError, match="was replaced while it was read"):
+        cli.run([verb.split()[0], str(model), str(out), *words])
+    assert not out.exists()

@@ -53,13 +53,14 @@ def quantize(job: Quantization) -> None:
     from ..native.packed_file import save_quantized
     from ..pretrained import in_memory, is_quantized, load_model, model_folder, saved_kind
     from ..runtime.atomic_files import SUMS, refuse_link, write_sums
-    from ..runtime.atomic_folders import new_folder
+    from ..runtime.atomic_folders import new_folder, watched
 
     if job.windows < 0:
         raise ArmdError("--windows must be 0 or more")
     folder = model_folder(job.model)
     if not knows_orders(saved_kind(folder)[1]) or is_quantized(folder):
         raise ArmdError(f"{folder} cannot be quantized; name a model of armd in float32")
+    check = watched(folder)
     with new_folder(job.out) as aside:
         model = in_memory(load_model(folder))
         packed, text, quality = pack(model, job.weights), windows_of(job, folder, model), {}
@@ -78,6 +79,7 @@ def quantize(job: Quantization) -> None:
                 refuse_link(file)
                 shutil.copyfile(file, aside / file.name)
         leave_out_ends(aside)
+        check()
         write_sums(aside)
     size = (job.out / "model.safetensors").stat().st_size
     kept = ", ".join(cast(FastLM, packed).kept)

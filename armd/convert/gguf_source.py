@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArmdError
+from ..runtime.atomic_folders import watched
 from .family import LLAMA3, WRONG_KINDS, check_family, llama3_factors, refuse
 from .gguf_tokenizer import save_tokenizer
 from .source import Source
@@ -65,6 +66,7 @@ def open_gguf(file: Path) -> Source:
         raise ArmdError("GGUF files need the package gguf: pip install 'armd[adapt]'")
     import gguf
 
+    check = watched(file)
     try:
         reader = fast_reader(str(file))
         fields = {key: found.contents() for key, found in reader.fields.items() if key not in LONG}
@@ -100,6 +102,7 @@ def open_gguf(file: Path) -> Source:
         read,
         torch.float32,
         lambda out: save_tokenizer(file, reader.fields, out),
+        check,
         half_split=facts["model_type"] != "llama",
         notes={key: value for key, value in pre.items() if value},
     )

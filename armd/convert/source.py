@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.tokenizer import from_transformers
 from ..errors import ArmdError
 from ..runtime.atomic_files import read_text
+from ..runtime.atomic_folders import watched
 from ..runtime.weight_files import weight_files
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Source:
     read: Callable[[str], Tensor]
     dtype: torch.dtype
     save_tokenizer: Callable[[Path], None]
+    check: Callable[[], None]
+    """Raises if the files are no longer those that were opened."""
     half_split: bool = True
     """How queries and keys are laid out; False: interleaved, as ours."""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +92,7 @@ def open_folder(folder: Path, name: str) -> Source:
 
     from ..model.strict_model import check_weight_files
 
+    check = watched(folder)
     facts = read_json(folder / "config.json", name)
     check_weight_files(folder)
     files = weight_files(folder)
@@ -121,7 +125,7 @@ def open_folder(folder: Path, name: str) -> Source:
         with safe_open(place[tensor], "pt") as opened:
             return opened.get_tensor(tensor)
 
-    return Source(name, facts, shapes, read, dtype, lambda out: copy_tokenizer(folder, out))
+    return Source(name, facts, shapes, read, dtype, lambda out: copy_tokenizer(folder, out), check)
 
 
 def read_json(file: Path, name: str) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def convert(
         bos, token = tokenizer_of(source, config.vocab_size, aside)
         write_weights(source, config, pieces, aside / WEIGHTS, bos, merging)
         write_config(source, config, aside)
+        source.check()
         write_sums(aside)
     return Converted(out, config, source, token)
 

@@ -19,7 +19,7 @@ from ..data.source_ends import put_back_ends
 from ..errors import ArmdError
 from ..pretrained import check_saved, is_quantized, model_folder, saved_kind
 from ..runtime.atomic_files import refuse_link, write_sums
-from ..runtime.atomic_folders import identity, new_folder
+from ..runtime.atomic_folders import new_folder, watched
 from ..runtime.weight_files import weight_files
 from .layout import Piece, apart, layout
 from .source import TOKENIZER, read_json
@@ -65,7 +65,7 @@ def open_ours(run: str) -> Ours:
     from ..model.configuration_armd import ArmdConfig
 
     folder = model_folder(run)
-    found = identity(folder)
+    check = watched(folder)
     kind, _ = saved_kind(folder)
     if kind != "armd":
         raise ArmdError(f"{run} is a checkpoint of '{kind}', not of armd; name an armd folder")
@@ -90,8 +90,7 @@ def open_ours(run: str) -> Ours:
     def whole(name: str) -> Tensor:
         with safe_open(place[name], "pt") as opened:
             tensor = opened.get_tensor(name)
-        if identity(folder) != found:  # tensors of two exports would be no model
-            raise ArmdError(f"{folder} was replaced while it was read; give the command again")
+        check()
         return tensor
 
     def read(name: str) -> Tensor:

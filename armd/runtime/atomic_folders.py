@@ -17,6 +17,7 @@ from .signals import raise_if_stopped, terminated_as_interrupt
 TRIES = 10
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 MOUNTS = Path("/proc/self/mountinfo")
+MODEL_FILES = (".safetensors", ".json", ".gguf", ".model", ".txt", ".jinja")
 Found = TypeVar("Found")
 
 
@@ -133,6 +134,29 @@ def unexchanged(folder: Path, work: Callable[[], Found]) -> Found:
             if identity(folder) == before:
                 return found
     return work()
+
+
+def watched(place: Path) -> Callable[[], None]:
+    """A function that raises if a file, or a model's file in a folder, was written to or replaced
+    since: to be called when all of it was read, because two versions together are no model."""
+
+    def stamps() -> list[tuple[object, ...]]:
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        found: list[tuple[object, ...]] = [(identity(place),)]
+        for path in (p for p in files if p.suffix in MODEL_FILES and p.is_file()):
+            facts = path.stat()
+            found.append((path.name, identity(path), facts.st_size, facts.st_ctime_ns))
+        return found
+
+    before = stamps()
+
+    def check() -> None:
+        with suppress(FileNotFoundError):
+            if stamps() == before:
+                return
+        raise ArmdError(f"{place} was replaced while it was read; give the command again")
+
+    return check
 
 
 def identity(path: Path) -> tuple[int, int] | None:
