@@ -16,6 +16,7 @@ from armd import cli  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.convert.to_gguf import to_gguf  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.runtime import memory  # noqa: E402
 from armd.runtime.atomic_files import copy_plain_files, write_text  # noqa: E402
 from armd.runtime.processes import ProcessGroup  # noqa: E402
 from armd.train.checkpoint import Checkpoints  # noqa: E402
@@ -148,3 +149,18 @@ def test_tables_without_end_are_one_line(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2 and "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["generate", "serve"])
+def test_a_length_that_no_memory_holds_is_refused_before_it_is_taken(
+    saved: Path, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of all positions have it, however short the text is."""
+    folder = shutil.copytree(saved, tmp_path / "model")
+    (folder / "sha256.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_length": 4_000_000}))
+    monkeypatch.setattr(memory, "available_memory", lambda: 1 << 27)
+    more = ["--length", "8"] if verb == "generate" else ["--port", "0"]
+    with pytest.raises(ArmdError, match=r"KV cache .* needs .* lower max_length"):
+        cli.run([verb, str(folder), "--weights", "plain", *more])

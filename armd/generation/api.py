@@ -91,7 +91,6 @@ def make_sequences(
 ) -> list[Sequence]:
     """A sequence for each plan. Those that take equal steps share a cache, so that torch has them
     in one batch; the C backend takes each by itself. `cache` is one for all of them."""
-    eos = end_token(eos)
     generators, native = generators_per_row(generator, len(plans)), Decoder.is_native(model)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, plan in enumerate(plans):
@@ -102,7 +101,7 @@ def make_sequences(
         shared = cache or make_cache(model, batch=len(group), length=length)
         caches = shared.split() if native else [shared] * len(group)
         for row, (index, own) in enumerate(zip(group, caches, strict=True)):
-            options = {"sampling": sampling, "generator": generators[index], "eos": eos}
+            options = {"sampling": sampling, "generator": generators[index], "eos": end_token(eos)}
             made[index] = Sequence(model, plans[index], own, row=0 if native else row, **options)
     return [made[index] for index in range(len(plans))]
 

@@ -20,6 +20,7 @@ from ..model.limited_attention import LimitMask, RightKeys
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
 from ..native.huge_pages import PAGE, Arena
+from ..runtime.memory import check_cache
 
 
 @dataclass(eq=False)
@@ -68,6 +69,7 @@ class KVCache:
 def make_cache(model: ArmdLM, *, batch: int, length: int) -> KVCache:
     """An empty cache for sequences of up to `length` tokens: 2 * n_layers * batch * (length + 1) *
     n_kv_heads * d_head numbers, and a state of batch * d_pe * d_model."""
+    check_cache(model, batch, length)
     config, like = model.config, model.bos
     shape = (batch, length + 1, config.n_kv_heads, config.d_head)
     # zeros, not garbage: a masked slot still multiplies, and 0 * NaN is NaN
@@ -81,8 +83,7 @@ def make_cache(model: ArmdLM, *, batch: int, length: int) -> KVCache:
     moved = torch.arange(positions + config.right_offset, device=like.device)
     rope = rope_cos_sin(moved[None], config)[0].to(like.dtype)
     code = model.position_codes(positions)
-    state = like.new_zeros(batch, code.shape[1], config.d_model)
-    return KVCache(keys, values, state, code, rope)
+    return KVCache(keys, values, like.new_zeros(batch, code.shape[1], config.d_model), code, rope)
 
 
 @dataclass(frozen=True)

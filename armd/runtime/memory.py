@@ -10,10 +10,13 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..model.errors import ArmdError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+LARGE = 1 << 26
+"""Bytes of a cache that are asked for before they are taken."""
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -68,6 +71,19 @@ def check_memory(needed: float, what: str, fix: str) -> None:
     there = available_memory()
     if there is not None and needed > there:
         raise ArmdError(f"{what} needs {size(needed)} of memory, {size(there)} are free; {fix}")
+
+
+def check_cache(model: Any, batch: int, length: int) -> None:
+    """Raise if memory cannot hold the KV caches of so many sequences and the tables of all
+    positions, whose number is the config's, which may be anybody's. Estimated from below."""
+    config, kind = model.config, getattr(model, "cache_dtype", None) or model.bos.dtype
+    slots = batch * (length + 1) * config.n_kv_heads * config.d_head
+    positions = max(length, config.max_length) + config.right_offset
+    needed = 2 * len(model.layers) * slots * kind.itemsize
+    needed += 4 * positions * (config.d_head + config.d_model)
+    if needed >= LARGE and model.bos.device.type == "cpu":
+        what = f"the KV cache of {batch} x {length:,} tokens of {config.max_length:,}"
+        check_memory(needed, what, "ask for fewer or shorter texts, or lower max_length")
 
 
 def size(count: float) -> str:

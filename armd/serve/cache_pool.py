@@ -6,6 +6,7 @@ import torch
 
 from ..generation.kv_cache import KVCache, make_cache
 from ..model.modeling_armd import ArmdLM
+from ..runtime.memory import check_cache
 
 
 @dataclass
@@ -19,6 +20,7 @@ class CachePool:
     @classmethod
     def of(cls, model: ArmdLM, slots: int) -> "CachePool":
         length = model.config.max_length
+        check_cache(model, slots, length)
         first = make_cache(model, batch=1, length=length)
         rest = [make_cache(model, batch=1, length=length) for _ in range(slots - 1)]
         # position codes and RoPE are the same for all
