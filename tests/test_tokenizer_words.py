@@ -5,9 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram, WordLevel, WordPiece
+from tokenizers.pre_tokenizers import ByteLevel
 
 from armd.convert.source import copy_tokenizer
+from armd.data.encoder import word_pattern
 from armd.data.prepare import Preparation, prepare
+from armd.data.tokenizer import byte_symbols, byte_tokenizer, find_tokenizer
 from armd.errors import ArmdError
 
 
@@ -51,3 +56,47 @@ def test_a_word_without_end_does_not_keep_the_tokenizer(tmp_path: Path):
     source = tmp_path / "s.txt"
     source.write_text("ab" * 2_000_000 + " words and words")
     prepare(Preparation(str(source), "bpe:300", tmp_path / "out", workers=1, heldout=0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {
+            "padding": {
+                "strategy": {"Fixed": 10**9},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+            }
+            | {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+        },
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
+    ],
+    ids=["padding", "charsmap", "pattern"],
+)
+def test_what_a_tokenizer_asks_for_is_no_end_of_the_process(change: dict, tmp_path: Path) -> None:
+    """Padding is not heeded; what makes the library give up is said in a line."""
+    folder = tmp_path / "tokenizer"
+    byte_tokenizer().save(folder)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    if "padding" in change:
+        assert find_tokenizer(str(folder), (), rows=False).backend.encode("ab").ids
+    else:
+        with pytest.raises(ArmdError):
+            find_tokenizer(str(folder), (), rows=False)
+
+
+@pytest.mark.parametrize("kind", [Unigram, WordLevel, WordPiece])
+def test_words_are_cut_at_for_every_kind_of_model(kind: type) -> None:
+    """Whether BPE has a dropout is asked of BPE alone."""
+    words = [*sorted(byte_symbols()), "<unk>"]
+    table = [(w, -1.0) for w in words] if kind is Unigram else {w: k for k, w in enumerate(words)}
+    more = {"unk_id": len(words) - 1} if kind is Unigram else {"unk_token": "<unk>"}
+    backend = Tokenizer(kind(table, **more))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    assert word_pattern(backend) is not None
+    text = "some words, and 12 more\n  words"
+    pieces = word_pattern(backend).findall(text)
+    alone = [i for p in pieces for i in backend.encode(p, add_special_tokens=False).ids]
+    assert alone == backend.encode(text, add_special_tokens=False).ids

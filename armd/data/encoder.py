@@ -42,7 +42,7 @@ def word_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     normalizer, words = state(tokenizer.normalizer), state(tokenizer.pre_tokenizer)
     if words.get("type") == "ByteLevel" and not normalizer and not words["add_prefix_space"]:
         if words["use_regex"]:
-            return None if tokenizer.model.dropout else GPT2_WORDS  # pyright: ignore
+            return None if getattr(tokenizer.model, "dropout", None) else GPT2_WORDS
         model = json.loads(tokenizer.to_str())["model"]
         return CHARACTERS if model["type"] == "BPE" and not model["merges"] else None
     bert = normalizer.get("type") == "BertNormalizer" and normalizer["clean_text"]

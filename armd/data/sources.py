@@ -161,6 +161,8 @@ def find_source(
         if not dataset.strip("/. "):
             raise ArmdError(f"'{name}' names no dataset; give hf:NAME or hf:NAME:CONFIG")
         return HubDataset(dataset, config or None, hub_split, reading, hub_revision)
+    if not name:
+        raise ArmdError("the source has an empty name; is a variable not set?")
     return on_disk(Path(name), reading)
 
 

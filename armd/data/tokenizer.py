@@ -3,7 +3,6 @@ All end as one kind: a fast tokenizer folder that AutoTokenizer reads."""
 
 import difflib
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -19,11 +18,15 @@ from tokenizers.trainers import BpeTrainer
 from ..errors import ArmdError
 from .hub import require_hub
 from .source_ends import KEPT, leave_out_ends
-from .tokenizer_files import check_tokenizer_files, encode_whole
+from .tokenizer_files import (
+    check_sentencepiece,
+    check_tokenizer_files,
+    encode_whole,
+    knows_words,
+)
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
-SOME_WORDS = 64
 LONG_WORD = re.compile(r"\S{4096}|\s{4096}")
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -228,16 +231,6 @@ def from_hub(name: str) -> TextTokenizer:
     return from_transformers(name)
 
 
-def check_sentencepiece(folder: Path) -> None:
-    """Raise if the tokenizer is in sentencepiece's own form alone and nothing here reads it."""
-    own = (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists()
-    if own and importlib.util.find_spec("sentencepiece") is None:
-        raise ArmdError(
-            f"{folder} has a tokenizer.model alone; pip install sentencepiece protobuf, which read "
-            "it, or put the tokenizer.json of the same model there"
-        )
-
-
 def from_transformers(name: str, **options: bool) -> TextTokenizer:
     from transformers import AutoTokenizer
 
@@ -245,7 +238,8 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
         check_tokenizer_files(Path(name))
         check_sentencepiece(Path(name))
     try:
-        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        with no_panic():
+            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the readers raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         known = ", ".join(KNOWN)
@@ -262,24 +256,18 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
 
 def with_words(found: TextTokenizer, name: str) -> TextTokenizer:
     """The same; raises for one that reads none of its own words."""
-    if not knows_words(found.backend, found.special.get("unk_token")):
+    try:
+        with no_panic():
+            encode_whole(found.backend)  # padding would be as long as the file says
+            known = knows_words(found.backend, found.special.get("unk_token"))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ArmdError(f"tokenizer '{name}' is damaged ({error}); copy it again") from None
+    if not known:
         raise ArmdError(
             f"tokenizer '{name}' knows no words: the file of its vocabulary is missing or damaged "
             "(tokenizer.json, vocab.json, vocab.txt, tokenizer.model); copy it again"
         )
     return found
-
-
-def knows_words(backend: Tokenizer, unknown: str | None) -> bool:
-    """Whether it reads one of its own words. transformers makes a tokenizer without a vocabulary
-    of a folder that lacks the file."""
-    no_words = {at for at, one in backend.get_added_tokens_decoder().items() if one.special}
-    if unknown is not None and (at := backend.token_to_id(unknown)) is not None:
-        no_words.add(at)
-    words = sorted(set(backend.get_vocab().values()) - no_words)
-    texts = [backend.decode([word]) for word in words[:: max(1, len(words) // SOME_WORDS)]]
-    read = backend.encode_batch_fast(texts, add_special_tokens=False)
-    return any(not no_words.issuperset(one.ids) for one in read)
 
 
 def with_ends(found: TextTokenizer, *, rows: bool) -> TextTokenizer:

@@ -1,6 +1,7 @@
 """May the files of a tokenizer's folder be opened, and what of them counts? No code of theirs is
 ever run, and none of them may lie elsewhere."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -23,6 +24,8 @@ FILES = (
 )
 TEMPLATES = "additional_chat_templates"
 MOST_BYTES = 1 << 28
+SOME_WORDS = 64
+"""That a tokenizer is tried with."""
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 NAMES_A_FILE = ("file", "files", "path", "dir", "kwargs", "vocab", "merges", "spm", "init_inputs")
 """How entries end that transformers gives to the tokenizer, which opens what they name."""
@@ -86,3 +89,25 @@ def encode_whole(backend: Tokenizer) -> None:
     backend.no_truncation()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None
+
+
+def check_sentencepiece(folder: Path) -> None:
+    """Raise if the tokenizer is in sentencepiece's own form alone and nothing here reads it."""
+    own = (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists()
+    if own and importlib.util.find_spec("sentencepiece") is None:
+        raise ArmdError(
+            f"{folder} has a tokenizer.model alone; pip install sentencepiece protobuf, which read "
+            "it, or put the tokenizer.json of the same model there"
+        )
+
+
+def knows_words(backend: Tokenizer, unknown: str | None) -> bool:
+    """Whether it reads one of its own words. transformers makes a tokenizer without a vocabulary
+    of a folder that lacks the file."""
+    no_words = {at for at, one in backend.get_added_tokens_decoder().items() if one.special}
+    if unknown is not None and (at := backend.token_to_id(unknown)) is not None:
+        no_words.add(at)
+    words = sorted(set(backend.get_vocab().values()) - no_words)
+    texts = [backend.decode([word]) for word in words[:: max(1, len(words) // SOME_WORDS)]]
+    read = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return any(not no_words.issuperset(one.ids) for one in read)

@@ -60,7 +60,9 @@ def eval_ppl(
     from .load_model import load
 
     chosen = PROTOCOLS[protocol]
-    corpora = find_corpora(data or chosen.data, chosen.splits, chosen.detokenizers)
+    corpora = find_corpora(
+        chosen.data if data is None else data, chosen.splits, chosen.detokenizers
+    )
     done = read_results(json, "ppl")
     made, unwritten = [], ""
     with process_group() as ranks:
