@@ -114,7 +114,7 @@ def _load_folder(folder: Path, device: str) -> Any:
 def in_memory(model: Any) -> Any:
     """The model with all its weights in memory. As loaded they are parts of the mapped file: who
     writes a new one into it would change them, or end the process."""
-    for weight in model.parameters():
+    for weight in (*model.parameters(), *model.buffers()):
         if weight.is_cpu:
             weight.data = weight.data.clone()
     return model
