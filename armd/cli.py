@@ -2,6 +2,7 @@
 so `armd --help` answers without loading torch."""
 
 import difflib
+import errno
 import importlib
 import inspect
 import itertools
@@ -285,7 +286,7 @@ def refusal_of(error: RuntimeError | ImportError) -> Exception:
 
 def one_line(error: Exception) -> str:
     """What went wrong, without a traceback: the user's mistake, or the system's refusal."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return "out of memory; use a smaller model, batch or length"
     if isinstance(error, OverflowError):
         return f"{error}; give a smaller number"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .scorer import Scorer
 
 BERT = 30_522
+"""Tokens of bert-base-uncased."""
 MOST_STEPS = 10**6
 """Of a masking process."""
-"""Tokens of bert-base-uncased."""
 
 
 def eval_ppl(
