@@ -23,9 +23,12 @@ class HttpParser:
         self.parser = httptools.HttpRequestParser(self.protocol)
         with suppress(AttributeError):  # as uvicorn does; before httptools 0.6.3 there is none
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.parser, name)
+        self.get_method, self.get_http_version = (
+            self.parser.get_method,
+            self.parser.get_http_version,
+        )
+        self.should_upgrade = self.parser.should_upgrade
+        self.should_keep_alive = self.parser.should_keep_alive
 
     def feed_data(self, data: bytes) -> None:
         while True:
