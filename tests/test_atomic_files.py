@@ -157,3 +157,11 @@ def test_what_comes_to_nothing_leaves_no_folder_above_it(tmp_path: Path) -> None
     with new_folder(tmp_path / "new" / "too" / "out") as folder:
         (folder / "file").write_text("kept")
     assert (tmp_path / "new" / "too" / "out" / "file").read_text() == "kept"
+
+
+def test_a_source_that_is_gone_is_not_called_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """Though it lies beside the folder that is made of it."""
+    with pytest.raises(ArmdError, match=r"cannot read .*source"), new_folder(tmp_path / "out"):
+        (tmp_path / "source").stat()
+    with pytest.raises(ArmdError, match=r"cannot write .*out"), new_folder(tmp_path / "out") as new:
+        (new / "gone" / "file").write_text("x")

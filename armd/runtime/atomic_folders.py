@@ -82,7 +82,9 @@ def new_folder(out: Path, *, writer: str = "process") -> Iterator[Path]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ArmdError(f"no space left for {out}; nothing was kept, free some") from None
         reason, named = error.strerror or str(error), str(error.filename or final)
-        if not os.path.abspath(named).startswith(str(final.parent)):  # what it is made of
+        place = os.path.abspath(named)
+        ours = place.startswith(str(aside.with_suffix(""))) or str(final).startswith(place)
+        if not ours:  # what it is made of
             raise ArmdError(f"cannot read {named}: {reason}; give the command again") from None
         raise ArmdError(f"cannot write {out}: {reason}; choose another folder") from None
 
