@@ -4,6 +4,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from .model.errors import ArmdError as ArmdError
+from .model.errors import first_line as first_line
 
 
 def no_such(kind: str, name: str, known: Collection[str], otherwise: str = "") -> ArmdError:

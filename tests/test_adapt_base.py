@@ -116,6 +116,26 @@ def test_weights_that_are_kept_take_no_room(
     assert seen == [True, False]
 
 
+@pytest.mark.parametrize("changes", [{"steps": 0}, {"steps": 1, "full": True}])
+def test_other_forms_of_the_weights_of_a_base_are_not_copied(
+    base: Path,  # noqa: F811
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+) -> None:
+    shutil.copytree(base, tmp_path / "base")
+    (tmp_path / "base" / "base.gguf").write_bytes(b"GGUF")
+    index = {"metadata": {}, "weight_map": {"embedding.weight": "model.safetensors"}}
+    (tmp_path / "base" / "model.safetensors.index.json").write_text(json.dumps(index))
+    out, kept = tmp_path / "out", []
+    at_step(monkeypatch, 0, lambda: kept.extend(path.name for path in (out / "base").iterdir()))
+    adapt(recipe_of(job(tmp_path / "base", samples, out, **changes)))
+    made = {path.name for path in (out / "export").iterdir()}
+    assert not {"base.gguf", "model.safetensors.index.json"} & made
+    assert "base.gguf" not in kept and bool(kept) == bool(changes["steps"])
+
+
 def test_a_base_that_is_gone_is_said(
     trained: Path,
     samples: Path,  # noqa: F811

@@ -20,7 +20,13 @@ from armd.runtime.atomic_files import (
     write_sums,
     write_text,
 )
-from armd.runtime.atomic_folders import new_folder, put_folder, refuse_full, unexchanged
+from armd.runtime.atomic_folders import (
+    new_folder,
+    put_folder,
+    refuse_full,
+    replaced_folder,
+    unexchanged,
+)
 
 
 def filled(folder: Path, content: str) -> Path:
@@ -52,6 +58,31 @@ def test_an_export_is_never_absent_while_it_is_replaced(tmp_path: Path) -> None:
     watcher.join()
     assert "absent" not in seen and len(set(seen)) > 1
     assert damaged_files(final) == [] and [p.name for p in tmp_path.iterdir()] == ["export"]
+
+
+@pytest.mark.parametrize("moment", ["done", "killed", "failed", "unlisted"])
+def test_what_a_user_put_into_an_export_is_in_the_next_one(tmp_path: Path, moment: str) -> None:
+    """Also where the process was killed before it had moved it, or failed after that."""
+    final, old = filled(tmp_path / "export", "0"), tmp_path / ".export.tmp"
+    (final / "samples.jsonl").write_text("mine")
+    filled(final / "q8", "mine")
+    (final / "three").write_text("mine")
+    if moment == "killed":
+        final.rename(old)
+        filled(final, "1")
+    elif moment == "unlisted":
+        (final / "sha256.json").unlink()
+        (final / "three").unlink()
+    with suppress(KeyboardInterrupt), replaced_folder(final) as aside:
+        for name in ("one", "three"):
+            (aside / name).write_text("2")
+        write_sums(aside)
+        if moment == "failed":
+            raise KeyboardInterrupt
+    assert (final / "samples.jsonl").read_text() == (final / "q8" / "one").read_text() == "mine"
+    three = {"failed": "three", "unlisted": "samples.jsonl"}.get(moment, "three.before")
+    assert (final / three).read_text() == "mine"
+    assert damaged_files(final) == [] and list(tmp_path.iterdir()) == [final]
 
 
 def test_a_link_is_not_replaced_by_a_folder_and_is_named(tmp_path: Path) -> None:
@@ -148,6 +179,21 @@ def test_a_write_that_fails_leaves_nothing_beside_it(tmp_path: Path, monkeypatch
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["figures.json"]
 
 
+def test_what_lies_around_a_file_that_is_replaced_stays(tmp_path: Path) -> None:
+    """A folder of the user's that is called as the file is while it is written; who may read."""
+    write_text(file := tmp_path / "figures.json", "old")
+    file.chmod(0o600)
+    write_text(file, "new")
+    assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o600
+    (mine := tmp_path / ".figures.json.tmp").mkdir()
+    (mine / "thesis").write_text("years of work")
+    with pytest.raises(OSError, match="tmp"):
+        write_text(file, "newer")
+    assert (mine / "thesis").exists() and file.read_text() == "new"
+    write_text(long := tmp_path / ("n" * 250 + ".json"), "figures")
+    assert long.read_text() == "figures"
+
+
 def test_what_comes_to_nothing_leaves_no_folder_above_it(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for above in ("new/too", "old/new", "old"):
@@ -165,3 +211,10 @@ def test_a_source_that_is_gone_is_not_called_a_place_that_cannot_be_written(tmp_
         (tmp_path / "source").stat()
     with pytest.raises(ArmdError, match=r"cannot write .*out"), new_folder(tmp_path / "out") as new:
         (new / "gone" / "file").write_text("x")
+
+
+def test_a_list_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "export", "0")
+    with (folder / "sha256.json").open("ab") as file:
+        file.truncate(2**31)  # a hole, which takes no room
+    assert damaged_files(folder) == ["sha256.json cannot be read"]

@@ -97,7 +97,9 @@ def test_a_mistake_is_told_in_one_line(words: list[str], fix: str) -> None:
 
 def test_unknown_and_wrong_fields_in_a_file_are_told(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for values, fix in (({"sede": 1}, "no field"), ({"seed": "1"}, "must be a int")):
+    other = {"optimizer": {"schedule": "linear"}}
+    wrong = (({"sede": 1}, "no field"), ({"seed": "1"}, "must be a int"), (other, "cosine"))
+    for values, fix in wrong:
         path.write_text(json.dumps(values))
         with pytest.raises(ArmdError, match=fix):
             from_dict(read(path), Recipe(), str(path))

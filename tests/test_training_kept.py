@@ -1,5 +1,6 @@
 """Laws: checkpoints that were asked for stay, and another run can go on from one of them."""
 
+import errno
 import io
 import shutil
 from pathlib import Path
@@ -13,13 +14,14 @@ from training_help import final_state, prepare_corpus, run, tiny  # noqa: E402
 
 from armd.commands.verify import check_folder, verify  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
-from armd.train import saved_checkpoint  # noqa: E402
+from armd.model.configuration_armd import ArmdConfig  # noqa: E402
+from armd.train import export, saved_checkpoint  # noqa: E402
 from armd.train.command import parse  # noqa: E402
 from armd.train.export import exported_step  # noqa: E402
 from armd.train.loop import train  # noqa: E402
 from armd.train.recipe_files import as_json, differences, lengthened  # noqa: E402
 from armd.train.run_folder import read_recipe  # noqa: E402
-from armd.train.saved_checkpoint import damage, steps_in  # noqa: E402
+from armd.train.saved_checkpoint import checkpoint_of, damage, steps_in  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,24 @@ def test_steps_that_are_asked_for_are_kept_exported_and_verified(
     weights.write_bytes(content)
     with pytest.raises(ArmdError, match="exports/step-00000006"):
         verify(tmp_path / "run")
+
+
+def test_an_export_that_fails_leaves_nothing_beside_the_one_before(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tiny(data, tmp_path / "run", steps=2, i_ar=1, i_perm=2, sbp_steps=0))
+    before = (run / "export" / "model.safetensors").read_bytes()
+
+    def full(file: Path, *rest: Any) -> None:
+        file.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export, "write_tensors", full)
+    config = ArmdConfig.from_pretrained(run / "export")
+    with pytest.raises(OSError, match="No space"):
+        export.export(checkpoint_of(str(run), 2), config, {}, run / "export")
+    assert (run / "export" / "model.safetensors").read_bytes() == before
+    assert not list(run.glob(".*"))
 
 
 def test_a_run_that_goes_on_from_anothers_step_is_that_run(data: Path, tmp_path: Path) -> None:

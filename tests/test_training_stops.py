@@ -146,7 +146,9 @@ def test_data_facts_that_were_changed_are_damaged(data: Path, done: Path, tmp_pa
     before = file.read_text()
     facts = json.loads(before)
     file.write_text(json.dumps({**facts, "vocab_size": facts["vocab_size"] + 1}))
-    assert ("data.json", "it is not as it was written") in list(check_folder(out))
+    assert dict(check_folder(out))["data.json"]
+    file.unlink()
+    assert "missing" in str(dict(check_folder(out))["data.json"])
     train(tiny(data, out))
     assert file.read_text() == before
     file.write_text(json.dumps({name: facts[name] for name in facts if name != "sha256"}))
@@ -215,3 +217,26 @@ def test_checkpoints_are_not_written_or_removed_through_a_link(
     with pytest.raises(ArmdError, match="is a link"):
         train(tiny(data, out))
     assert sorted(path.name for path in (tmp_path / "others").iterdir()) == before
+
+
+def test_what_a_killed_export_left_is_moved_though_nothing_is_left_to_train(
+    data: Path, done: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    old = Path(shutil.copytree(out / "export", out / ".export.tmp"))
+    (old / "mine.jsonl").write_text("mine")
+    train(tiny(data, out))
+    assert (out / "export" / "mine.jsonl").read_text() == "mine" and not old.exists()
+
+
+def test_a_damaged_export_is_said_and_repaired(
+    data: Path, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "run"))
+    file = out / "export" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    train(tiny(data, out))
+    said = capfd.readouterr().err
+    assert "export is damaged (model.safetensors has another checksum)" in said
+    assert file.read_bytes() == whole

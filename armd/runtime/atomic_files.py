@@ -11,6 +11,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from ..model.errors import ArmdError
 
@@ -59,34 +60,45 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """What lies beside it under the other name goes first: it may be a link to somewhere else."""
-    aside = path.with_name(f".{path.name}.tmp")
-    remove(aside)
+    """A file or link beside it under the other name goes first: it may lead somewhere else. Who may
+    read the file that is replaced may read the new one."""
+    aside = path.with_name(f".{path.name[-60:]}.tmp")  # a name has at most 255 bytes
+    aside.unlink(missing_ok=True)
     try:
         with aside.open("xb") as file:
+            if path.is_file() and not path.is_symlink():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
     except OSError:  # such as a full disk
         with suppress(OSError):
-            remove(aside)
+            aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
+MOST_TEXT = 1 << 28
+"""Bytes of a list, a config or figures that armd wrote."""
+
+
 def read_text(path: Path) -> str:
     """The text of a plain file. A pipe would be waited for without end, and a device, such as
-    /dev/zero, read without end: both are an OSError."""
+    /dev/zero, read without end: both are an OSError, and so are more than MOST_TEXT bytes."""
     with open_plain(path) as file:
-        return file.read().decode("utf-8")
+        return read_most(file, path, MOST_TEXT).decode("utf-8")
 
 
 def read_named(path: Path, most: int) -> bytes:
     """What a file, or a pipe, that a user named holds; an OSError for more than `most` bytes: a
     device, such as /dev/zero, has no end."""
     with path.open("rb") as file:
-        found = file.read(most + 1)
+        return read_most(file, path, most)
+
+
+def read_most(file: IO[bytes], path: Path, most: int) -> bytes:
+    found = file.read(most + 1)
     if len(found) > most:
         raise OSError(errno.EFBIG, f"It holds more than {most >> 20} MB", str(path))
     return found
@@ -151,18 +163,25 @@ def write_sums(folder: Path, *, leave_out: str = SUMS) -> None:
     replace_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
 
 
+def read_sums(folder: Path) -> dict[str, str]:
+    """The checksums in a folder, by name; an OSError or a ValueError where there are none."""
+    try:
+        return dict(json.loads(read_text(folder / SUMS)).items())
+    except (AttributeError, RecursionError) as error:
+        raise ValueError(f"{SUMS} is damaged") from error
+
+
 def damaged_files(folder: Path) -> list[str] | None:
     """What is wrong with the files that a folder has checksums of, a few words each; None where it
     has no checksums."""
     try:
-        sums = json.loads(read_text(folder / SUMS))
-        items = list(sums.items())
+        sums = read_sums(folder)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError):
         return [f"{SUMS} cannot be read"]
     wrong = []
-    for name, digest in items:
+    for name, digest in sums.items():
         try:
             inside = (folder / name).resolve().is_relative_to(folder.resolve())
             if not inside or hash_file(folder / name) != digest:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..model.errors import ArmdError
-from .atomic_files import refuse_link, remove, sync_folder, sync_tree
+from .atomic_files import SUMS, read_sums, refuse_link, remove, sync_folder, sync_tree
 from .lock import Check, locked, unchecked
 from .signals import raise_if_stopped, terminated_as_interrupt
 
@@ -34,11 +34,55 @@ def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
             remove(old)
             final.rename(old)
             aside.rename(final)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_all_but_others(old, final)
     else:
         aside.rename(final)
     sync_folder(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    remove_all_but_others(aside, final)
+
+
+def remove_all_but_others(old: Path, final: Path) -> None:
+    """Remove a folder that another has taken the place of, or that was to take its place. What was
+    put there by the user, and so is not in its list of checksums (without a list: what the other
+    has not), moves to the folder that is there now."""
+    there = final.is_dir() and not final.is_symlink()
+    if there and old.is_dir() and not old.is_symlink():
+        try:
+            ours = {SUMS, *(name.split("/")[0] for name in read_sums(old))}
+        except (OSError, ValueError):
+            ours = {path.name for path in final.iterdir()}
+        for path in sorted(path for path in old.iterdir() if path.name not in ours):
+            taken = os.path.lexists(final / path.name)
+            try:
+                path.rename(final / f"{path.name}{'.before' * taken}")
+            except OSError as error:
+                raise ArmdError(
+                    f"cannot move {path}, which is not armd's, to {final} ({error.strerror}); put "
+                    "it elsewhere and give the command again"
+                ) from None
+    remove(old)
+
+
+def finish_replacing(out: Path) -> None:
+    """What a process that was killed while it replaced this folder had left to do."""
+    for left in (f".{out.name}.tmp", f".{out.name}.old"):
+        remove_all_but_others(out.with_name(left), out)
+
+
+@contextmanager
+def replaced_folder(out: Path, check: Check = unchecked) -> Iterator[Path]:
+    """An empty folder to write into, which takes the place of `out`, whatever is there, unless
+    something is raised, such as by `check`: then it goes, unless it is another's by now."""
+    check()
+    finish_replacing(out)
+    aside = out.with_name(f".{out.name}.tmp")
+    try:
+        yield empty_folder(aside)
+        put_folder(aside, out, check)
+    except BaseException:
+        check()
+        remove_all_but_others(aside, out)
+        raise
 
 
 @contextmanager

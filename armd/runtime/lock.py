@@ -55,7 +55,7 @@ def locked(path: Path, what: str, fix: str) -> Iterator[Held]:
 
 
 @contextlib.contextmanager
-def watched(folder: Path) -> Iterator[Held]:
+def locked_elsewhere(folder: Path) -> Iterator[Held]:
     """A folder that another process of ours has locked."""
     held = Held(folder, os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
     try:

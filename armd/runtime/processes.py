@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..model.errors import ArmdError
+from ..model.errors import ArmdError, first_line
+from .numbers import whole_number
 from .threads import own_core
 
 if TYPE_CHECKING:
@@ -110,11 +111,11 @@ def count_processes() -> int:
     count = os.environ.get("WORLD_SIZE") or "1"
     if count == "1":
         return 1
-    world = int(count) if count.isdecimal() and len(count) < 9 else 0
+    world = whole_number(count, 1, 10**8) or 0
     limits = {"WORLD_SIZE": (1, world), "RANK": (0, world - 1), "MASTER_PORT": (0, 65535)}
     for name, (low, high) in limits.items():
         word = os.environ.get(name, "")
-        if not word.isdecimal() or len(word) > 9 or not low <= int(word) <= high:
+        if whole_number(word, low, high) is None:
             raise ArmdError(
                 f"WORLD_SIZE '{count[:40]}' says that there are other processes, but {name} is "
                 f"'{word[:40]}'; unset WORLD_SIZE, or start with torchrun"
@@ -149,7 +150,7 @@ def process_group(device: torch.device | None = None) -> Iterator[ProcessGroup]:
             device_id=device if cuda else None,
         )
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"cannot reach the other processes ({reason}); use torchrun") from None
     try:
         yield ProcessGroup(rank, world, device)

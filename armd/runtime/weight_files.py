@@ -5,8 +5,11 @@ import json
 from pathlib import Path
 
 from ..errors import ArmdError
+from .atomic_files import SUMS
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+OF_WEIGHTS = (SUMS, ".safetensors", ".safetensors.index.json", ".gguf")
+"""How the names of files end that hold weights or tell of them: no copies beside other weights."""
 
 
 def weight_files(folder: Path) -> list[Path]:

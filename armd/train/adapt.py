@@ -20,11 +20,11 @@ from ..model.neighbor_rows import InOrderRows, count_in_order
 from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import in_memory, load_model
-from ..runtime.atomic_files import SUMS, copy_plain_files, read_plain_files, remove, write_sums
-from ..runtime.atomic_folders import empty_folder, put_folder, unexchanged
+from ..runtime.atomic_files import copy_plain_files, read_plain_files, remove, write_sums
+from ..runtime.atomic_folders import replaced_folder, unexchanged
 from ..runtime.lock import Check
 from ..runtime.seeds import seed_of
-from ..runtime.weight_files import weight_files
+from ..runtime.weight_files import OF_WEIGHTS, weight_files
 from ..saved_folder import finish_folder
 from .adapt_base import base_folder, check_kept, keep_base
 from .adapters import with_adapters, with_exact_adapters, without_adapters
@@ -203,13 +203,9 @@ class AdaptRun(Run):
         if a.full:
             config, facts = ArmdConfig.from_pretrained(base), self.card(checkpoint)
             out = self.folder / EXPORT
-            files = read_plain_files(base, but=(SUMS, ".safetensors"))
+            files = read_plain_files(base, but=OF_WEIGHTS)
             return export(checkpoint, config, files, out, check=self.check, **facts)
-        weights = {}
-        for name, shape in checkpoint.shapes("model/").items():
-            weights[name.removeprefix("model/")] = torch.empty(shape)
-            checkpoint.read_rows(name, weights[name.removeprefix("model/")], 0)
-        save(self.recipe, weights, self.folder / ADAPTER, self.check)
+        save(self.recipe, checkpoint.weights("model/"), self.folder / ADAPTER, self.check)
         if checkpoint.step == self.total:
             out, facts = self.folder / EXPORT, self.card(checkpoint)
             check_kept(self.recipe)
@@ -232,15 +228,12 @@ class AdaptRun(Run):
 def save(recipe: Recipe, weights: Any, folder: Path, check: Check) -> None:
     """Write the adapter folder, replacing what is there, unless `check` raises."""
     a = recipe.adapt
-    check()
-    aside = folder.with_name(f".{folder.name}.tmp")
-    empty_folder(aside)
     name = Path(a.base_model).name
     half = torch.bfloat16 if a.half else torch.float32
-    offset = ArmdConfig.from_pretrained(base_folder(recipe)).right_offset
-    facts = {"base": a.base, "base_name": name, "right_offset": offset, "exact": a.exact}
-    write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, dtype=half, **facts)
-    put_folder(aside, folder, check)
+    with replaced_folder(folder, check) as aside:
+        offset = ArmdConfig.from_pretrained(base_folder(recipe)).right_offset
+        facts = {"base": a.base, "base_name": name, "right_offset": offset, "exact": a.exact}
+        write_adapter(aside, weights, rank=a.rank, alpha=a.alpha, dtype=half, **facts)
 
 
 def merge(base: Path, adapter: Path, out: Path, *, step: int, check: Check, **card: Any) -> None:
@@ -264,11 +257,8 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, check: Check, **ca
             return merging(name, opened.get_tensor(name))
 
     assert dtype is not None
-    aside = out.with_name(f".{out.name}.tmp")
-    check()
-    empty_folder(aside)
-    try:
-        copy_plain_files(base, aside, but=(SUMS, ".safetensors", ".safetensors.index.json"))
+    with replaced_folder(out, check) as aside:
+        copy_plain_files(base, aside, but=OF_WEIGHTS)
         write_one_by_one(aside / WEIGHTS, shapes, dtype, make, {"step": str(step)})
         merging.check_base()
         check()
@@ -277,7 +267,3 @@ def merge(base: Path, adapter: Path, out: Path, *, step: int, check: Check, **ca
         config.adapter_rank = merging.rank
         finish_folder(aside, config, weights=count, **card)
         write_sums(aside)
-        put_folder(aside, out, check)
-    finally:
-        check()
-        remove(aside)

@@ -9,8 +9,8 @@ from ..convert.adapter import fingerprint
 from ..convert.weight_file import check_disk
 from ..errors import ArmdError
 from ..pretrained import model_folder
-from ..runtime.atomic_files import SUMS, copy_plain_files, damaged_files, remove, write_sums
-from ..runtime.atomic_folders import empty_folder, put_folder, unexchanged
+from ..runtime.atomic_files import SUMS, copy_plain_files, damaged_files, write_sums
+from ..runtime.atomic_folders import empty_folder, replaced_folder, unexchanged
 from ..runtime.lock import Check
 from .recipe import Recipe
 from .run_folder import ADAPTER, BASE, CHECKPOINTS, CONFIG
@@ -36,8 +36,8 @@ def keep_base(recipe: Recipe, check: Check) -> None:
     folder = Path(recipe.out)
     if (folder / BASE).is_dir():
         return
-    named, aside = model_folder(recipe.adapt.base_model), folder / f".{BASE}.tmp"
-    try:
+    named = model_folder(recipe.adapt.base_model)
+    with replaced_folder(folder / BASE, check) as aside:
         unexchanged(named, lambda: _link_files(named.resolve(), empty_folder(aside)))
         fits = fingerprint(aside) == recipe.adapt.base
         check()
@@ -48,10 +48,6 @@ def keep_base(recipe: Recipe, check: Check) -> None:
                 f"{named} was replaced while {folder} began; give the same command again"
             )
         write_sums(aside)
-        put_folder(aside, folder / BASE, check)
-    finally:
-        check()
-        remove(aside)
 
 
 def check_kept(recipe: Recipe) -> None:
@@ -66,9 +62,9 @@ def check_kept(recipe: Recipe) -> None:
 
 
 def _link_files(folder: Path, out: Path) -> None:
-    """Weights as second names of the same files, which take no room and stay when the first names
-    go; as copies where the disk is another one."""
-    copy_plain_files(folder, out, but=(SUMS, ".safetensors"))
+    """All but GGUF. Weights as second names of the same files, which take no room and stay when the
+    first names go; as copies where the disk is another one."""
+    copy_plain_files(folder, out, but=(SUMS, ".safetensors", ".gguf"))
     for file in sorted(folder.glob("*.safetensors")):
         try:
             os.link(file, out / file.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from ..data.shards import ShardWriter
 from ..data.sources import WORDS
 from ..data.tokenizer import TextTokenizer, find_tokenizer
 from ..errors import ArmdError
+from ..runtime.atomic_files import hash_file
 from ..runtime.atomic_folders import new_folder
 from .adapt_base import began_with
 
@@ -114,7 +114,7 @@ def held_out_every(file: Path, tokenizer: TextTokenizer) -> int:
 def from_samples(file: Path, base: Path, folder: Path) -> Path:
     """A dataset of the tokens as they were drawn: text would be cut into others. Where it is there
     already, its tokenizer is not asked for."""
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hash_file(file)
     if (folder / MANIFEST).is_file():
         there = open_dataset(folder)
         if there.manifest.get("options", {}).get("samples") != digest:
@@ -146,4 +146,6 @@ def from_samples(file: Path, base: Path, folder: Path) -> Path:
             "splits": splits,
         }
         write_manifest(staging, manifest)
+        if hash_file(file) != digest:
+            raise ArmdError(f"{file} was changed while it was read; try again")
     return folder

@@ -1,16 +1,16 @@
 """Export: the weights of a checkpoint as a folder that `pretrained.load_model` reads."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from ..data.dataset import Dataset
 from ..model.configuration_armd import ArmdConfig
-from ..runtime.atomic_files import damaged_files, remove, write_sums
-from ..runtime.atomic_folders import empty_folder, put_folder
+from ..runtime.atomic_files import damaged_files, write_sums
+from ..runtime.atomic_folders import replaced_folder
 from ..runtime.lock import Check, unchecked
 from ..runtime.tensor_files import write_tensors
 from ..saved_folder import finish_folder
@@ -32,25 +32,17 @@ def export(
 ) -> None:
     """Write model.safetensors, these files (the tokenizer's) and what finish_folder adds, replacing
     what is in `out`, unless `check` raises. Averaged weights are taken where the run keeps them."""
-    weights = {}
-    prefix = "ema/" if checkpoint.facts.get("ema") else "model/"
-    for name, shape in checkpoint.shapes(prefix).items():
-        weights[name.removeprefix(prefix)] = torch.empty(shape)
-        checkpoint.read_rows(name, weights[name.removeprefix(prefix)], 0)
-    aside = out.with_name(f".{out.name}.tmp")
-    check()
-    remove(out.with_name(f".{out.name}.old"))
-    empty_folder(aside)
-    for name, content in files.items():
-        (aside / name).write_bytes(content)
-    facts = {"format": "pt", "step": str(checkpoint.step)}
-    write_tensors(aside / "model.safetensors", weights, facts)
-    check()
-    count = sum(weight.numel() for weight in weights.values())
-    measured = {"losses": losses, "losses_step": losses_step}
-    finish_folder(aside, config, weights=count, about=about, **measured)
-    write_sums(aside)
-    put_folder(aside, out, check)
+    weights = checkpoint.weights("ema/" if checkpoint.facts.get("ema") else "model/")
+    with replaced_folder(out, check) as aside:
+        for name, content in files.items():
+            (aside / name).write_bytes(content)
+        facts = {"format": "pt", "step": str(checkpoint.step)}
+        write_tensors(aside / "model.safetensors", weights, facts)
+        check()
+        count = sum(weight.numel() for weight in weights.values())
+        measured = {"losses": losses, "losses_step": losses_step}
+        finish_folder(aside, config, weights=count, about=about, **measured)
+        write_sums(aside)
 
 
 def card_facts(recipe: Recipe, dataset: Dataset, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -66,9 +58,13 @@ def card_facts(recipe: Recipe, dataset: Dataset, checkpoint: Checkpoint) -> dict
     }
 
 
-def exported_step(out: Path) -> int | None:
-    """Of which step's weights an export is; None where there is no whole one."""
-    return told_step(out) if damaged_files(out) == [] else None
+def exported_step(out: Path, *, tell: bool = False) -> int | None:
+    """Of which step's weights an export is; None where there is no whole one. `tell`: say what is
+    wrong with one that is damaged."""
+    wrong = damaged_files(out)
+    if wrong and tell:
+        warnings.warn(f"{out} is damaged ({wrong[0]}); written anew", stacklevel=2)
+    return told_step(out) if wrong == [] else None
 
 
 def told_step(out: Path) -> int | None:

@@ -21,7 +21,7 @@ from ..errors import ArmdError
 from ..runtime.atomic_files import replace_text
 from ..runtime.atomic_folders import our_folder
 from ..runtime.device import find_device
-from ..runtime.lock import Held, watched
+from ..runtime.lock import Held, locked_elsewhere
 from ..runtime.memory import keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
 from .checkpoint import Checkpoints
@@ -63,7 +63,7 @@ def _ours(recipe: Recipe, dataset: Dataset, group: ProcessGroup) -> Iterator[Hel
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(open_run(recipe, dataset)) if group.first else None
         group.wait()
-        yield held or stack.enter_context(watched(Path(recipe.out)))
+        yield held or stack.enter_context(locked_elsewhere(Path(recipe.out)))
 
 
 @contextlib.contextmanager
@@ -111,8 +111,8 @@ class Run:
         if found:
             self.trainer.resume(found)
             # a kill may have come between the checkpoint and its export
-            exported = all(exported_step(out) == found.step for out in self.outs(found))
-            if group.first and not exported:
+            found_at = [exported_step(out, tell=group.first) for out in self.outs(found)]
+            if group.first and any(step != found.step for step in found_at):
                 self._export(found)
         saved = found.metrics() if found else None
         self.check()

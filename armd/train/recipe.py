@@ -144,7 +144,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Machine:
-    """How the work is done. None of this changes what is learnt, so a run may go on with another
+    """How the work is done. None of this changes what is learnt, but for rounding and the draws of
+    dropout, which each micro-batch of each process makes for itself: a run may go on with another
     number of processes, on another device, or with other choices here."""
 
     device: str = "auto"

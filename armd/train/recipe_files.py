@@ -5,7 +5,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from ..errors import ArmdError
 from ..pretrained import MOST_CONFIG
@@ -23,7 +23,7 @@ def from_dict(values: dict[str, Any], base: Recipe, source: str) -> Recipe:
 
 
 def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
-    known = {f.name for f in dataclasses.fields(base)}
+    known = get_type_hints(type(base))
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -39,6 +39,8 @@ def _changed(base: Any, values: dict[str, Any], source: str) -> Any:
             value = tuple(value)
         elif type(value) is not type(now) and not (isinstance(now, float) and type(value) is int):
             raise ArmdError(f"{source}: '{name}' must be a {type(now).__name__}, not {value!r}")
+        elif (choices := get_args(known[name])) and value not in choices:
+            raise ArmdError(f"{source}: '{name}' must be one of {', '.join(choices)}, not {value}")
         changes[name] = value
     return dataclasses.replace(base, **changes)
 

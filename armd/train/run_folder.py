@@ -14,7 +14,7 @@ from ..data.tokenizer import find_tokenizer, tokenizer_hash
 from ..errors import ArmdError
 from ..pretrained import model_folder
 from ..runtime.atomic_files import open_plain, read_text, refuse_link, replace_text
-from ..runtime.atomic_folders import made_folder, unexchanged
+from ..runtime.atomic_folders import finish_replacing, made_folder, unexchanged
 from ..runtime.lock import Held, locked
 from .presets import PRESETS, preset
 from .recipe import Recipe
@@ -51,6 +51,8 @@ def open_run(recipe: Recipe, dataset: Dataset) -> Iterator[Held]:
             )
             if (folder / CONFIG).exists():
                 _check_same(folder, recipe, dataset)
+            for name in (EXPORT, ADAPTER):
+                finish_replacing(folder / name)
         except OSError as error:
             raise _unwritable(folder, error) from None
         yield held

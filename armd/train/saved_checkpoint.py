@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ArmdError
@@ -80,6 +81,14 @@ class Checkpoint:
                 if (low := max(start, begin)) < (high := min(start + len(out), end)):
                     out[low - start : high - start] = part[low - begin : high - begin]
                     found += high - low
+        return found
+
+    def weights(self, prefix: str) -> dict[str, Tensor]:
+        """The whole tensors whose names begin so, by the rest of their names."""
+        found = {}
+        for name, shape in self.shapes(prefix).items():
+            found[name.removeprefix(prefix)] = out = torch.empty(shape)
+            self.read_rows(name, out, 0)
         return found
 
     def shapes(self, prefix: str) -> dict[str, list[int]]:
