@@ -10,10 +10,14 @@ from data_help import stored_shards
 from training_help import prepare_corpus, tiny
 
 from armd.data import prepare as prepare_module
+from armd.data.dataset import open_dataset
 from armd.data.formats import Reading
 from armd.data.prepare import Preparation, prepare
+from armd.data.shard_file import ShardFile
 from armd.data.sources import find_source
+from armd.data.tokenizer import byte_tokenizer, with_ends
 from armd.errors import ArmdError
+from armd.train import adapt_data
 from armd.train.loop import train
 from armd.train.trainer import Trainer
 
@@ -121,6 +125,21 @@ def test_more_shards_than_stay_open_are_read_and_checked(
             split.shard(index)
 
 
+def test_a_shard_that_another_thread_opens_meanwhile_is_no_change(
+    undisturbed: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, stamp = open_dataset(undisturbed[0]).split("train"), ShardFile.stamp
+    first = split.shard(0)
+
+    def with_another(shard: ShardFile):
+        split.opened.pop(0, None)  # the oldest makes room
+        split.opened[len(split.opened) + 1] = first
+        return stamp.__get__(shard)
+
+    monkeypatch.setattr(ShardFile, "stamp", property(with_another))
+    split.check_unchanged()
+
+
 def test_a_source_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +154,23 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     monkeypatch.setattr(prepare_module, "write_splits", changed)
     with pytest.raises(ArmdError, match="was changed while it was read"):
         prepare(Preparation(str(source), "byte", tmp_path / "out", documents="blank", workers=1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_samples_that_change_while_they_are_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, read = tmp_path / "samples.jsonl", adapt_data.sample_ids
+    samples.write_text('{"ids": [5, 6]}\n' * 40)
+    with_ends(byte_tokenizer(), rows=False).save(tmp_path / "base")
+
+    def changed(*args):
+        yield from read(*args)
+        samples.write_text('{"ids": [7, 8]}\n' * 40)
+
+    monkeypatch.setattr(adapt_data, "sample_ids", changed)
+    with pytest.raises(ArmdError, match="was changed while it was read"):
+        adapt_data.from_samples(samples, tmp_path / "base", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from data_help import stored_shards
 
+from armd import cli
 from armd.data import shards
 from armd.data.dataset import open_dataset
+from armd.data.hub import require_hub
 from armd.data.prepare import Preparation, prepare
 from armd.data.tokenizer import find_tokenizer
 from armd.errors import ArmdError
@@ -120,6 +122,15 @@ def test_replace_invalid_replaces(tmp_path: Path):
     assert {bytes(t.tolist()).decode() for t in tokens} == {"a\ufffd", "b\ufffd"}
 
 
+@pytest.mark.parametrize("address", ["http://localhost:abc", "http://localhost:99999", "http://["])
+def test_an_address_of_the_hub_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch):
+    for name in ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(ArmdError, match="give the address of a hub"):
+        require_hub("hf:x", "give a file")
+
+
 def test_a_folder_that_is_no_dataset_is_left_alone(tmp_path: Path):
     source = write("o.txt", GOOD)(tmp_path)
     out = tmp_path / "mine"
@@ -180,6 +191,19 @@ def test_a_tokenizer_gives_the_same_tokens_at_each_call(tmp_path: Path):
     assert all(again.backend.encode(GOOD).ids == same for _ in range(9))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", {}), *(("tokenizer_config.json", {"eos_token": one}) for one in (5, []))],
+)
+def test_a_damaged_tokenizer_of_a_dataset_is_refused(tmp_path: Path, name: str, content: dict):
+    source = write("o.txt", GOOD)(tmp_path)
+    prepare(Preparation(source, "byte", tmp_path / "o", documents="line", workers=1))
+    (tmp_path / "o" / "sha256.json").unlink()
+    (tmp_path / "o" / "tokenizer" / name).write_text(json.dumps(content))
+    with pytest.raises(ArmdError, match=r"tokenizer in .* is damaged .* prepare it again"):
+        open_dataset(tmp_path / "o").tokenizer()
+
+
 def test_another_tokenizer_is_refused(tmp_path: Path):
     source = write("o.txt", GOOD)(tmp_path)
     dataset = prepare(Preparation(source, "byte", tmp_path / "o", documents="line", workers=1))
@@ -188,3 +212,12 @@ def test_another_tokenizer_is_refused(tmp_path: Path):
         dataset.check_tokenizer(find_tokenizer("bpe:300", [GOOD], rows=False).backend)
     with pytest.raises(ArmdError, match="no split 'test'"):
         dataset.split("test")
+
+
+def test_no_verb_ends_in_a_traceback_for_an_address_that_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The hub's library could not be imported with it."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://localhost:99999")
+    with pytest.raises(ArmdError, match="give the address of a hub"):
+        cli.answer(["generate", "nothing"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from armd.data.formats import Reading, read_documents, unpacked
+from armd.data.prepare import training_texts
 from armd.data.sources import find_source
 from armd.errors import ArmdError
 
@@ -68,6 +69,14 @@ def test_separator_across_read_borders(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "t.txt"
     path.write_text("one\n<|sep|>\ntwo<|sep|><|sep|>thr<|ee\n")
     assert [d.text for d in read_documents(path, Reading("<|sep|>"))] == ["one", "two", "thr<|ee"]
+
+
+@pytest.mark.parametrize("limit", range(12))
+def test_bpe_learns_from_as_many_bytes_as_it_says(tmp_path: Path, limit: int):
+    (tmp_path / "t.txt").write_text("文字だ\n", encoding="utf-8")
+    source = find_source(str(tmp_path / "t.txt"), Reading())
+    read = "".join(training_texts(source, 0, 0, limit))
+    assert read == "文字だ\n".encode()[:limit].decode(errors="ignore")
 
 
 def test_folder_parquet_and_hub_format_give_the_same_documents(tmp_path: Path):

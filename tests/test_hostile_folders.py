@@ -197,6 +197,8 @@ def lie(data: Path, out: Path, **changes: Any) -> Path:
         {"dtype": "object"},
         {"dtype": "float64"},
         {"dtype": 5},
+        {"dtype": []},
+        {"options": []},
         {"splits": []},
         {"splits__train": None},
         {"splits__train__tokens": 10**12},

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from armd.convert.gguf_tokenizer import alone  # noqa: E402
 from armd.convert.source import open_source  # noqa: E402
 from armd.data.chat_template import ChatTemplate  # noqa: E402
 from armd.data.dataset import open_dataset  # noqa: E402
+from armd.data.formats import Reading  # noqa: E402
+from armd.data.sources import find_source  # noqa: E402
+from armd.data.tokenizer import from_folder  # noqa: E402
 from armd.data.tokenizer_files import NAMES_A_FILE  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.eval.judge import load_judge  # noqa: E402
@@ -148,6 +152,75 @@ def test_of_a_dataset(tmp_path: Path) -> None:
     (data / "tokenizer").symlink_to(tmp_path / "tokenizer")
     with pytest.raises(ArmdError, match="leaves"):
         open_dataset(data)
+
+
+OUTSIDE = "configs:\n- data_files: ../outside/secret.jsonl\n"
+HUB = {
+    "files": ("README.md", f"---\n{OUTSIDE}---\n"),
+    "escaped": ("README.md", "---\n" + OUTSIDE.replace("data_files", r'"data_\x66iles"') + "---\n"),
+    "folder": ("README.md", "---\nconfigs:\n- data_dir: ../outside\n---\n"),
+    "own file": (".huggingface.yaml", OUTSIDE),
+    "damaged": ("README.md", "---\nconfigs: [\n---\n"),
+}
+
+
+@pytest.mark.parametrize("way", HUB)
+def test_of_a_folder_in_the_form_of_the_hub(tmp_path: Path, way: str) -> None:
+    pytest.importorskip("datasets")
+    for name in ("corpus", "outside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "secret.jsonl").write_text(json.dumps({"text": name}))
+    read = find_source(f"hf:{tmp_path / 'corpus'}", Reading()).documents
+    (tmp_path / "corpus" / "README.md").write_text("---\nlicense: mit\n---\nof data_files\n")
+    assert [one.text for one in read()] == ["corpus"]
+    name, content = HUB[way]
+    (tmp_path / "corpus" / name).write_text(content)
+    with pytest.raises(ArmdError, match=r"which is refused|cannot read the metadata"):
+        list(read())
+
+
+def test_of_rows_that_name_media(tmp_path: Path) -> None:
+    """Which the library would open to read them, wherever they are."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    rows = {"text": ["a"], "image": [{"bytes": None, "path": str(tmp_path / "outside.png")}]}
+    kinds = {"text": {"dtype": "string", "_type": "Value"}, "image": {"_type": "Image"}}
+    facts = {"huggingface": json.dumps({"info": {"features": kinds}})}
+    parts = [("bytes", pyarrow.binary()), ("path", pyarrow.string())]
+    columns = [("text", pyarrow.string()), ("image", pyarrow.struct(parts))]
+    (tmp_path / "corpus").mkdir()
+    table = pyarrow.table(rows, schema=pyarrow.schema(columns, metadata=facts))
+    parquet.write_table(table, tmp_path / "corpus" / "train.parquet")
+    read = find_source(f"hf:{tmp_path / 'corpus'}", Reading()).documents
+    assert [one.text for one in read()] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["in.zip", "in.docx", "a::b.jsonl"])
+def test_of_archives_and_names_that_are_addresses(tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("x::" + str(tmp_path / "secret.jsonl"), "")
+    if name.endswith("jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}')
+    with pytest.raises(ArmdError, match="archive, or named like an address"):
+        list(find_source(f"hf:{tmp_path}", Reading()).documents())
+
+
+@pytest.mark.parametrize(
+    "files", [("vocab.txt",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")], ids=str
+)
+def test_of_vocabulary_files_alone(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """Without the files of transformers, they are read here."""
+    (folder := tmp_path / "words").mkdir()
+    for name in files:
+        (tmp_path / name).write_text("{}" if name.endswith("json") else "[UNK]\n")
+        (folder / name).symlink_to(tmp_path / name)
+    with pytest.raises(ArmdError, match="leaves"):
+        from_folder(folder)
+    (folder / files[0]).unlink()
+    os.mkfifo(folder / files[0])
+    with pytest.raises(ArmdError, match=r"leaves|no plain file"):
+        from_folder(folder)
 
 
 def test_what_honest_folders_hold_is_taken(saved: Path, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_a_dataset_of_an_earlier_version_names_no_bos_and_is_taken(named: Path, 
     (job.out / SUMS).unlink()
     manifest = json.loads((job.out / MANIFEST).read_text())
     del manifest["tokenizer"]["bos"]
+    manifest["options"]["gone since"] = None
     (job.out / MANIFEST).write_text(json.dumps(manifest))
     prepare(job)
     assert "prepared already" in capsys.readouterr().err

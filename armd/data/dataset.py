@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..model.folder_check import check_inside
 from ..runtime.atomic_files import SUMS, hash_file, read_plain_files
 from .manifest import DTYPES, read_manifest
@@ -59,7 +59,14 @@ class Dataset:
 
         check_tokenizer_files(self.folder / "tokenizer")
         place = str(self.folder / "tokenizer")
-        loaded = PreTrainedTokenizerFast.from_pretrained(place, local_files_only=True)
+        try:
+            loaded = PreTrainedTokenizerFast.from_pretrained(place, local_files_only=True)
+        except Exception as error:  # its readers raise many kinds
+            reason = first_line(error)
+            raise ArmdError(
+                f"the tokenizer in {place} is damaged ({reason}); remove {self.folder} and prepare "
+                "it again"
+            ) from None
         self.check_tokenizer(loaded)
         return loaded
 
@@ -138,7 +145,7 @@ class Split:
             self.checked[index] = found.check(record["sha256"], self.dataset.vocab_size)
         if len(self.opened) >= MOST_OPEN:
             oldest = next(iter(self.opened))
-            self._check_unchanged(oldest)
+            self._check_unchanged(oldest, self.opened[oldest])
             del self.opened[oldest]
         self.opened[index] = found
         return found
@@ -146,11 +153,10 @@ class Split:
     def check_unchanged(self) -> None:
         """Raise if somebody wrote into a shard since it was first read. Another file under its name
         is not read."""
-        for index in self.opened:
-            self._check_unchanged(index)
+        for index, shard in list(self.opened.items()):  # another thread may open more
+            self._check_unchanged(index, shard)
 
-    def _check_unchanged(self, index: int) -> None:
-        shard = self.opened[index]
+    def _check_unchanged(self, index: int, shard: ShardFile) -> None:
         if shard.stamp == self.checked[index]:
             return
         try:  # the same tokens may have been written again

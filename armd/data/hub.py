@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from zipfile import is_zipfile
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
+from ..model.folder_check import check_inside
 
 
 def hub_reachable(timeout: float = 5.0) -> bool:
@@ -16,13 +18,22 @@ def hub_reachable(timeout: float = 5.0) -> bool:
         return False
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
         return True  # only the proxy knows
-    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = host.port or (80 if host.scheme == "http" else 443)
     try:
-        socket.create_connection((host.hostname or "huggingface.co", port), timeout).close()
+        socket.create_connection(endpoint(), timeout).close()
     except OSError:
         return False
     return True
+
+
+def endpoint() -> tuple[str, int]:
+    """The hub's host and port."""
+    named = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        host = urlsplit(named)
+        port = host.port or (80 if host.scheme == "http" else 443)
+    except ValueError as error:
+        raise ArmdError(f"HF_ENDPOINT={named}: {error}; give the address of a hub") from None
+    return host.hostname or "huggingface.co", port
 
 
 def require_hub(what: str, instead: str) -> None:
@@ -37,20 +48,54 @@ PARQUET = "refs/convert/parquet"
 def hub_rows(
     name: str, config: str | None, split: str, revision: str | None
 ) -> Iterable[dict[str, Any]]:
-    """The rows of a split, streamed. `name` may be a local folder of the same layout."""
+    """The rows of a split, streamed. `name` may be a local folder of the same layout. Media stay as
+    they are: reading them would open whatever files and addresses the rows name."""
+    rows: Any = opened(name, config, split, revision)
+    return rows.decode(False) if rows.features else rows
+
+
+def opened(name: str, config: str | None, split: str, revision: str | None) -> Any:
     try:
         import datasets
     except ImportError:
         raise ArmdError("hf: sources need datasets: pip install 'armd[eval]'") from None
     if revision != PARQUET:
-        return datasets.load_dataset(name, config, split=split, revision=revision, streaming=True)  # type: ignore[return-value]
+        return datasets.load_dataset(name, config, split=split, revision=revision, streaming=True)
     # by path: `datasets` knows the configurations of this branch under no one name
     config = config or "default"
     if Path(name).is_dir():
         files = parquet_files(Path(name), config, split)
     else:
         files = [f"hf://datasets/{name}@{PARQUET}/{config}/{split}/*.parquet"]
-    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)  # type: ignore[return-value]
+    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+
+
+def check_local(folder: Path) -> None:
+    """Raise if a folder in the hub's form leads out of itself: by a link, by metadata that say
+    which files to read, or by names that are addresses to the library, also inside of archives."""
+    check_inside(folder)
+    for path in folder.rglob("*"):
+        if "::" in path.name or (path.is_file() and is_zipfile(path)):
+            raise ArmdError(
+                f"{path} is an archive, or named like an address; put plain files there"
+            )
+    if (metadata := folder / ".huggingface.yaml").exists():
+        raise ArmdError(f"{metadata} may name files to read, which is refused; remove it")
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return
+    from huggingface_hub import DatasetCard
+
+    try:
+        configurations = DatasetCard.load(readme).data.get("configs") or []
+    except Exception as error:  # yaml raises its own
+        reason = first_line(error)
+        raise ArmdError(f"cannot read the metadata of {readme} ({reason}); remove them") from None
+    if any("data_files" in one or "data_dir" in one for one in configurations):
+        raise ArmdError(
+            f"{readme} names files to read (data_files or data_dir), which is refused; remove "
+            "that, or prepare the files themselves"
+        )
 
 
 def parquet_files(root: Path, config: str, split: str) -> list[str]:

@@ -63,10 +63,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _wrong(manifest: dict[str, Any]) -> str | None:
     """What is wrong with a manifest, in a few words, or None."""
     tokenizer, splits, rows = (manifest.get(k) for k in ("tokenizer", "splits", "rows"))
-    if manifest.get("dtype") not in DTYPES:
+    if manifest.get("dtype") not in [*DTYPES]:
         return f"dtype must be one of {', '.join(DTYPES)}"
     if "rows" not in manifest or (rows is not None and not _count(rows, 1)):
         return "rows must be a number of tokens"
+    if not isinstance(manifest.get("options", {}), dict):
+        return "its options are no table"
     named = isinstance(tokenizer, dict) and all(
         isinstance(tokenizer.get(name), str) for name in ("hash", "name")
     )

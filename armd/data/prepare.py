@@ -207,7 +207,7 @@ def training_texts(source: Source, seed: int, threshold: int, limit: int) -> Ite
             continue
         read += len(data)
         if read > limit:
-            yield document.text[: max(0, limit - (read - len(data)))]
+            yield data[: limit - read].decode(errors="ignore")  # no half letter
             return
         yield document.text
 

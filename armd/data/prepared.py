@@ -19,22 +19,23 @@ def already_prepared(out: Path, options: dict[str, Any], source: Source) -> bool
         raise ArmdError(f"{out} exists and is no dataset; choose another --out")
     dataset = open_dataset(out)
     there = dataset.manifest.get("options")
-    if not isinstance(there, dict):
+    if there is None:
         raise ArmdError(f"{out / MANIFEST} does not say how it was made; choose another --out")
     told, tokenizer = there.get("fingerprint"), options["tokenizer"]
     if told == options["fingerprint"]:  # the same content, wherever it lies
         options = options | {"source": there.get("source")}
     elif told is not None and told == source.names_fingerprint():
         options = options | {"fingerprint": told}
-    if there | {"tokenizer": tokenizer} == options:
+    other = [name for name in {**options, **there} if there.get(name) != options.get(name)]
+    if other in ([], ["tokenizer"]):
         rows = options["rows"] is not None
-        if there.get("tokenizer") == tokenizer:
+        if not other:
             check_named(dataset, tokenizer, rows=rows)
             return True
         found = named_now(tokenizer, rows=rows)
         if found is not None and made_with(dataset, found):
             return True
-    name = next(name for name in {**options, **there} if there.get(name) != options.get(name))
+    name = other[0]
     before, now = there.get(name), options.get(name)
     what = f"{name} {before!r}, now {now!r}" if name != "fingerprint" else "other source files"
     raise ArmdError(f"{out} was prepared with {what}; choose another --out or remove it")

@@ -118,7 +118,8 @@ def heldout_batches(
     tail = split.tail(length)
     if windows == 0 and len(tail) == 0:
         raise ArmdError(
-            f"{split.dataset.folder} has no {split.name} tokens; prepare with --heldout"
+            f"{split.dataset.folder} has no {split.name} tokens; prepare with --heldout, or "
+            "measure nothing with --validate-every 0"
         )
     for first in range(0, windows, batch_size):
         indices = np.arange(first, min(first + batch_size, windows), dtype=np.int64)

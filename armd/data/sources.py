@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ..errors import ArmdError
-from ..model.folder_check import check_inside
+from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import hash_file
 from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
-from .hub import hub_rows, require_hub
+from .hub import check_local, hub_rows, require_hub
 
 WORDS = ("sotu", "python")
 LONGEST_LINE = 1 << 26
@@ -83,18 +82,6 @@ def digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
-def check_local(folder: Path) -> None:
-    """Raise if a folder in the hub's form leads out of itself: by a link, or by a README that says
-    which files to read."""
-    check_inside(folder)
-    readme = folder / "README.md"
-    if readme.is_file() and b"data_files" in readme.read_bytes():
-        raise ArmdError(
-            f"{readme} names files to read (data_files), which is refused; remove that, or prepare "
-            "the files themselves"
-        )
-
-
 @dataclass(frozen=True)
 class HubDataset:
     """A Hugging Face dataset, streamed."""
@@ -121,7 +108,7 @@ class HubDataset:
         except ArmdError:
             raise
         except Exception as error:  # datasets raises whatever its readers raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise ArmdError(f"cannot read hf:{self.name}: {reason}") from None
 
     def open(self):

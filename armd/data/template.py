@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ArmdError
+from ..runtime.numbers import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +40,10 @@ def blank_lengths(text: str) -> tuple[int, ...] | None:
     """What --blank-lengths says: "5" for all blanks, "3,5" one for each; empty: to be drawn."""
     if not text:
         return None
-    words = text.split(",")
-    if not all(word.strip().isdecimal() and 0 < int(word) <= MOST for word in words):
-        raise ArmdError(f"blank lengths '{text}' must be numbers of tokens, such as 4 or 3,5")
-    return tuple(map(int, words))
+    found = [whole_number(word, 1, MOST) for word in text.split(",")]
+    if None in found:
+        raise ArmdError(f"blank lengths '{text[:40]}' must be numbers of tokens, such as 4 or 3,5")
+    return tuple(filter(None, found))
 
 
 def behind_text(encode: Encode) -> Encode:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from .hub import require_hub
 from .source_ends import KEPT, leave_out_ends
 from .tokenizer_files import (
@@ -60,6 +60,12 @@ class TextTokenizer:
     def pad(self) -> int | None:
         token = self.special.get("pad_token")
         return None if token is None else self.backend.token_to_id(token)
+
+    def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text alone, without those that would open or close it."""
+        with no_panic():
+            found = self.backend.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
@@ -181,6 +187,7 @@ def from_folder(folder: Path) -> TextTokenizer:
     ours = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     if any((folder / name).exists() for name in ours):
         return from_transformers(str(folder))
+    check_tokenizer_files(folder)
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         if (folder / vocabulary).exists() and (folder / merges).exists():
             return with_words(from_gpt2_files(folder / vocabulary, folder / merges), str(folder))
@@ -241,7 +248,7 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
         with no_panic():
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the readers raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         known = ", ".join(KNOWN)
         raise ArmdError(
             f"no tokenizer '{name}' ({known}, a folder or hub name): {reason}"

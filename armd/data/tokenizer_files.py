@@ -18,6 +18,8 @@ FILES = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "encoder.json",
+    "vocab.bpe",
     "tokenizer.model",
     "chat_template.jinja",
     "config.json",
