@@ -32,9 +32,12 @@ LENGTH = 256
 @pytest.fixture(name="model", scope="module")
 def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of random weights, saved with that tokenizer."""
-    folder = tmp_path_factory.mktemp("page")
+    return saved_model(tmp_path_factory.mktemp("page"))
+
+
+def saved_model(folder: Path, **changes: Any) -> Path:
     torch.manual_seed(0)
-    sizes = {"d_model": 32, "n_layers": 3, "n_heads": 2, "max_length": LENGTH}
+    sizes = {"d_model": 32, "n_layers": 3, "n_heads": 2, "max_length": LENGTH, **changes}
     armd.ArmdLM(armd.ArmdConfig(vocab_size=513, **sizes)).save_pretrained(folder / "model")
     tokenizer().save(folder / "aside")
     for file in (folder / "aside").iterdir():

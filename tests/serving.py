@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import uvicorn
 from eval_models import tiny_armd, tokenizer
 from patience import PATIENCE
 from transformers import PreTrainedTokenizerFast
@@ -14,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from armd.data.chat_template import ChatTemplate
 from armd.native import packed as fast
 from armd.serve.app import make_app
-from armd.serve.command import listening, patient
-from armd.serve.connections import LimitedProtocol
+from armd.serve.server import Server, listening
 from armd.serve.service import Limits, Service
 
 EOS = 256
@@ -25,7 +23,7 @@ EOS = 256
 class Running:
     service: Service
     port: int
-    server: uvicorn.Server
+    server: Server
 
     @property
     def url(self) -> str:
@@ -72,14 +70,7 @@ def running(
     model, limits = writer() if model is None else model, Limits(**limits)
     service = Service(model, tokenizer(), name="tiny", parameters=7, limits=limits, chat=chat)
     opened = listening("127.0.0.1", 0)
-    config = uvicorn.Config(
-        make_app(service, api_key=api_key),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=5,
-        http=LimitedProtocol,
-    )
-    server = patient(service, grace)(config)
+    server = Server(service, make_app(service, api_key=api_key), grace=grace)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
     while not server.started:

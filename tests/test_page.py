@@ -217,6 +217,16 @@ def test_a_server_with_another_model_refuses_the_tokens_of_the_last(page: Any):
     assert "Reload this page" in page.inner_text("#error")
 
 
+def test_a_text_that_the_server_cut_is_not_called_done(page: Any):
+    def cut(route: Any) -> None:
+        events = route.fetch().text().replace('"type":"end"', '"type":"end","cut":"time"')
+        route.fulfill(body=events, content_type="text/event-stream")
+
+    page.route("**/v1/infill", cut)
+    generate(page)
+    assert page.inner_text("#facts").startswith("Cut, its time was up")
+
+
 def test_a_late_preview_does_not_cover_what_was_written(page: Any):
     page.evaluate(HOLD_PREVIEW)
     page.select_option("#order-of", "backward")

@@ -89,3 +89,14 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, address: str,
     page.click("#tab-race")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     context.close()
+
+
+def test_a_link_may_name_blanks_of_any_length(page: Any, browser: Any):
+    """More than the model takes is said, and not written out first."""
+    context = browser.new_context()
+    other = context.new_page()
+    lengths = "+".join(["1048576"] * 100)
+    other.goto(page.url.split("#")[0] + f"#text={'a+____+' * 100}&blanks={lengths}&length=0")
+    other.locator("#why", has_text=f"this model takes {LENGTH}").wait_for()
+    assert other.input_value("#blanks input >> nth=0") == str(LENGTH + 1)
+    context.close()

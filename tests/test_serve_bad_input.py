@@ -12,7 +12,7 @@ from patience import PATIENCE
 from pydantic import ValidationError
 from serving import running
 
-from armd.serve import chat_schema, schema
+from armd.serve import chat_schema, complaints, completions, schema
 
 PATHS = (
     "/v1/completions",
@@ -74,6 +74,7 @@ def refused(server, path: str, body: bytes, status: int = 400) -> str:
         (b'{"seed": 9223372036854775808}', "seed"),
         (b'{"n": 1000000}', "n"),
         (b'{"prompt": [300]}', "vocabulary of 257"),
+        (b'{"prompt": [300], "max_tokens": 0}', "vocabulary of 257"),
         (b'{"prompt": [-1]}', "prompt"),
         (b'{"prompt": [1, "a"]}', "prompt"),
         (b'{"prompt": "\\ud800"}', "prompt"),
@@ -123,11 +124,16 @@ def test_bad_completions(server, body: bytes, said: str) -> None:
         ("/v1/infill", {"tokens": [], "known": []}, "nothing is blank"),
         ("/v1/infill", {"tokens": [999, 1], "known": [True, False]}, "vocabulary"),
         ("/v1/infill", {"prompt": "x", "text": "__"}, "one of"),
+        ("/v1/infill", {"text": "__", "max_tokens": 3}, "max_tokens does nothing"),
+        ("/v1/infill", {"text": "__", "known": [True]}, "known does nothing"),
+        ("/v1/infill", {"prompt": "x", "blank": "@@"}, "blank does nothing"),
+        ("/v1/infill", {"prompt": "x", "blank_length": 8}, "blank_length does nothing"),
         ("/v1/infill", {"prompt": "x", "rivals": 9}, "rivals"),
         ("/v1/infill", {"prompt": "x" * 64}, "the model takes 64"),
         ("/v1/score", {"text": ""}, "nothing to score"),
         ("/v1/score", {"text": "a", "tokens": [1]}, "say what to score"),
         ("/v1/score", {"tokens": [300]}, "vocabulary"),
+        ("/v1/score", {"text": "ab", "order": "random", "streams": 2}, "streams needs the order"),
         ("/v1/score", {"text": "ab", "order": {"position": [0], "block": [0]}}, "order is for 1"),
         ("/v1/score", {"text": "a", "order": {"position": [], "block": [0]}}, "name both"),
         ("/v1/score", {"text": "ab", "order": {"position": [0, 0], "block": [0, 1]}}, "permut"),
@@ -258,3 +264,25 @@ def test_a_step_that_others_would_wait_long_for_is_refused(server, path, asked):
     assert "step of 13 tokens" in refused(server, path, json.dumps(asked).encode())
     fewer = json.dumps({**asked, "streams": 12}).encode()
     assert post(server, path, fewer)[0] == 200
+
+
+def test_a_stream_that_the_server_fails_at_is_in_its_log(server, monkeypatch, caplog) -> None:
+    def broken(*_):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(completions, "top_table", broken)
+    body = b'{"prompt": "a", "max_tokens": 2, "logprobs": 1, "stream": true}'
+    post(server, "/v1/completions", body)
+    assert "a bug" in caplog.text
+
+
+def test_a_long_name_of_no_field_is_compared_in_part(monkeypatch) -> None:
+    compared: list[str] = []
+
+    def compare(name: str, *_: object, **__: object) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr(complaints.difflib, "get_close_matches", compare)
+    complaints.complaint({"type": "extra_forbidden", "loc": ("body", "x" * 10**6)}, ["prompt"])
+    assert len(compared[0]) < 100

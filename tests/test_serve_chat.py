@@ -168,3 +168,17 @@ def test_how_many_chats_wait_follows_from_the_time_of_the_last(seconds: float, w
 
     found = asyncio.run(many())
     assert found[:wait] == ["x"] * wait and all(isinstance(e, QueueFull) for e in found[wait:])
+
+
+def test_an_order_says_how_many_tokens_a_chat_shall_have(client) -> None:
+    given = {"model": "tiny", "messages": MESSAGES, "seed": 1}
+    said = client.chat.completions.create(
+        **given, max_tokens=3, logprobs=True, extra_body={"order": [2, 0, 1]}
+    )
+    left_out = client.chat.completions.create(
+        **given, logprobs=True, extra_body={"order": [2, 0, 1]}
+    )
+    assert left_out.choices == said.choices
+    for count, wrong in ((60, f"has {len(TEXT) + 60} tokens"), (0, "name each")):
+        with pytest.raises(openai.BadRequestError, match=wrong):
+            client.chat.completions.create(**given, extra_body={"order": list(range(count))})

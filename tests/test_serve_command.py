@@ -23,7 +23,8 @@ import armd
 from armd.errors import ArmdError
 from armd.runtime.seeds import seeded
 from armd.serve import cache_pool as slots
-from armd.serve.command import Serving, listening, load, name_of, serve
+from armd.serve.command import Serving, load, name_of, serve
+from armd.serve.server import listening
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,14 @@ from itertools import chain
 import httpx
 import pytest
 from eval_models import tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 from serving import running, writer
 from tokenizers import Tokenizer, decoders, models
 
 from armd.generation.outputs import TokenOutput
 from armd.serve import completion_state, completions
-from armd.serve.detokenizer import CharacterStream, IncrementalText, ServerTokenizer
+from armd.serve.detokenizer import CharacterStream, IncrementalText, ServerTokenizer, overlap
 
 LENGTH = 1024
 EURO, SMILE = list("€".encode()), list("😀".encode())
@@ -229,3 +231,9 @@ def test_a_request_does_not_wait_for_its_own_place_in_the_queue(new: int) -> Non
         for choice in event["choices"]:
             texts[choice["index"]] += choice["text"]
     assert texts == {choice["index"]: choice["text"] for choice in whole}
+
+
+@given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
+def test_what_may_begin_a_stop_string_waits_and_no_more(text: str, stop: str) -> None:
+    sizes = [n for n in range(min(len(stop) - 1, len(text)) + 1) if text.endswith(stop[:n])]
+    assert overlap(text, stop) == max(sizes)

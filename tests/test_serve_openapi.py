@@ -3,6 +3,7 @@ never a 5xx. ARMD_EXAMPLES=300 looks longer than `make test` does."""
 
 import os
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -38,6 +39,18 @@ def test_every_route_is_tried_and_names_its_answers(described) -> None:
         answers = raw[path]["post"]["responses"]
         assert {"200", "400", "403", "413", "415"} <= set(answers)
         assert "422" not in answers and "default" not in answers
+
+
+def test_who_comes_without_the_key_gets_an_answer_that_is_described() -> None:
+    with running(api_key="key") as server:
+        json = {"Content-Type": "application/json"}
+        described = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": "Bearer key"})
+        for path, ways in described.json()["paths"].items():
+            for way, operation in ways.items():
+                status = httpx.request(way, server.url + path, headers=json).status_code
+                assert status == (200 if path == "/health" else 401)
+                assert str(status) in operation["responses"], path
+                assert ("401" in operation["responses"]) == (path != "/health")
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])

@@ -12,7 +12,7 @@ from armd.generation.decoder import Decoder
 from armd.generation.plan import from_prompts
 from armd.model.sampling import Sampling
 from armd.runtime.seeds import seeded
-from armd.serve import engine as engines
+from armd.serve import outbox
 from armd.serve.cache_pool import CachePool
 from armd.serve.engine import Engine, GenerationRequest
 from armd.serve.events import Ended, StepEvent
@@ -34,7 +34,7 @@ def told(texts: int = 1, *, exclusive: bool = False) -> list[list[tuple[int, obj
     jobs = [GenerationRequest(plan, Sampling(), seeded(i), lambda i=i: i) for i in range(texts)]
     engine.submit(jobs)
     while exclusive and not over.is_set():
-        assert engine.run_exclusive(lambda: len(engine.outbox)).result(20) == 0
+        assert engine.run_exclusive(lambda: len(engine.outbox.waiting)).result(20) == 0
     assert over.wait(20)
     engine.stop()
     assert engine.join(20)
@@ -46,7 +46,7 @@ def steps(batches, text: int) -> list[int]:
 
 
 def test_the_first_token_and_the_end_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
+    monkeypatch.setattr(outbox, "FLUSH_INTERVAL", 1000.0)
     batches = told(texts=3)
     assert len(batches) == 2
     assert [(i, e.step) for i, e in batches[0]] == [(0, 0), (1, 0), (2, 0)]
@@ -56,12 +56,12 @@ def test_the_first_token_and_the_end_wait_for_nobody(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_waits_for_an_errand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
+    monkeypatch.setattr(outbox, "FLUSH_INTERVAL", 1000.0)
     assert steps(told(exclusive=True), 0) == list(range(STEPS))
 
 
 def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 0.0)
+    monkeypatch.setattr(outbox, "FLUSH_INTERVAL", 0.0)
     batches = told()
     assert [len(batch) for batch in batches] == [1] * (STEPS - 1) + [2]
     assert steps(batches, 0) == list(range(STEPS))
@@ -69,7 +69,7 @@ def test_without_a_pace_every_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/infill"])
 def test_what_was_drawn_before_a_failure_is_sent(path: str, monkeypatch) -> None:
-    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
+    monkeypatch.setattr(outbox, "FLUSH_INTERVAL", 1000.0)
     steps, calls = Decoder.steps, iter(range(100))
 
     def breaking(decoder: Decoder, sequences, *_):

@@ -57,8 +57,8 @@ def test_names_made_to_point_here_are_refused(server) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "127.1", "LOCALHOST", "0:0:0:0:0:0:0:1"])
 def test_whatever_this_machine_is_called_other_names_are_refused(host: str) -> None:
-    from armd.serve.command import listening
     from armd.serve.security import SecurityMiddleware
+    from armd.serve.server import listening
 
     async def app(*_):
         return None

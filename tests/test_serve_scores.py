@@ -188,6 +188,15 @@ def test_others_have_their_turns_in_the_middle_of_a_text(engine: Engine, monkeyp
     assert not any(part._forward_pre_hooks for part in engine.model.modules())
 
 
+def test_a_text_of_a_request_under_way_is_refused_by_an_engine_that_has_ended() -> None:
+    """It has its place in the queue, but nobody would score it."""
+    engine = Engine(writer(), slots=2).start()
+    engine.stop()
+    assert engine.join(20)
+    with pytest.raises(ShuttingDown):
+        engine.score(jobs()[0], admitted=True)
+
+
 def test_a_server_that_ends_does_not_finish_a_long_text(engine: Engine, monkeypatch) -> None:
     monkeypatch.setattr(score_batches, "TURN_SECONDS", 0.0)
     hidden = engine.model.hidden

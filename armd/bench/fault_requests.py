@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import random
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from .fault_child import Tally
@@ -46,8 +43,12 @@ def hostile_requests(bench: Bench) -> Callable[[int, Tally], Tally]:
     """No request makes the server fail, or keeps the next one from its answer."""
 
     def work(count: int, tally: Tally) -> Tally:
+        from ..serve.command import Serving, load
+        from ..serve.server import in_thread
+
         bench.need("train")
-        with serving(bench.out("train")) as port:
+        service = load(Serving(str(bench.out("train")), slots=2, queue=64, timeout=5))
+        with in_thread(service, log_level="critical") as port:
             while tally.tried < count:
                 many = min(AT_ONCE, count - tally.tried)
                 sent = [hostile(tally.draw(number)) for number in range(many)]
@@ -62,30 +63,6 @@ def hostile_requests(bench: Bench) -> Callable[[int, Tally], Tally]:
         return tally
 
     return work
-
-
-@contextmanager
-def serving(model: Path) -> Iterator[int]:
-    import uvicorn
-
-    from ..serve.app import make_app
-    from ..serve.command import Serving, listening, load
-    from ..serve.connections import LimitedProtocol
-
-    opened = listening("127.0.0.1", 0)
-    service = load(Serving(str(model), slots=2, queue=64, timeout=5))
-    config = uvicorn.Config(make_app(service), log_level="critical", http=LimitedProtocol)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield opened.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        service.engine.stop()
 
 
 def hostile(draw: random.Random) -> bytes:

@@ -85,11 +85,17 @@ class Record:
         self.file, self.seed, self.tallies = file, seed, {}
         if file is None or not file.exists():
             return
-        content = jsonlib.loads(file.read_text("utf-8"))
-        if content["seed"] != seed:
-            raise ArmdError(f"{file} is of seed {content['seed']}; use --seed {content['seed']}")
-        for kind, found in content["found"].items():
-            self.tallies[kind] = Tally(kind, seed, found["tried"], found["failures"], self.write)
+        try:
+            content = jsonlib.loads(file.read_text("utf-8"))
+            theirs = int(content["seed"])
+            for kind, found in content["found"].items():
+                tried, failures = int(found["tried"]), list(found["failures"])
+                self.tallies[kind] = Tally(kind, seed, tried, failures, self.write)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            wrong = f"{file} is there and holds no counts of armd bench faults"
+            raise ArmdError(f"{wrong}; name another file") from None
+        if theirs != seed:
+            raise ArmdError(f"{file} is of seed {theirs}; use --seed {theirs}")
 
     def tally(self, kind: str) -> Tally:
         return self.tallies.setdefault(kind, Tally(kind, self.seed, kept=self.write))

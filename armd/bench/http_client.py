@@ -28,6 +28,8 @@ class Recorder(asyncio.Protocol):
             self.over.set_exception(exc or ConnectionError("the server hung up"))
 
     def data_received(self, data: bytes) -> None:
+        if self.over.done():  # the rest of a refusal
+            return
         if not self.parts and not data.startswith(b"HTTP/1.1 200"):
             self.over.set_exception(ConnectionError(f"the server says {data.decode()[:500]}"))
             return

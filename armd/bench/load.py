@@ -18,7 +18,9 @@ from typing import Any
 import httpx
 import tyro
 
+from ..errors import ArmdError
 from ..runtime.atomic_files import write_figures
+from ..runtime.numbers import whole_number
 
 Address = tuple[str, int]
 
@@ -166,9 +168,15 @@ async def at_rest(address: Address, seconds: float = 20.0) -> dict[str, float]:
         await asyncio.sleep(0.1)
 
 
+def address_of(url: str) -> Address:
+    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or (number := whole_number(port, 1, 65535)) is None:
+        raise ArmdError(f"'{url[:80]}' is no host and port; write 127.0.0.1:8000")
+    return host, number
+
+
 async def put_load(job: Load) -> Outcome:
-    host, _, port = job.url.removeprefix("http://").rstrip("/").rpartition(":")
-    address, outcome = (host, int(port)), Outcome()
+    address, outcome = address_of(job.url), Outcome()
     alone = [await written(address, *request_of(index, job)) for index in range(job.kinds)]
     outcome.memory_before = (await at_rest(address))["process_resident_memory_bytes"]
     start = time.monotonic()
@@ -185,6 +193,8 @@ def main() -> None:
         outcome = asyncio.run(put_load(job))
     except httpx.ConnectError:
         sys.exit("nobody listens at that address; start armd serve there first")
+    except ArmdError as error:
+        sys.exit(str(error))
     grown = (outcome.memory_after - outcome.memory_before) / 2**20
     print(
         f"{outcome.finished} answers as if alone, {len(outcome.wrong)} wrong, {outcome.left} "

@@ -7,7 +7,6 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,35 +116,22 @@ def measure(
 @contextmanager
 def serving(size: str, slots: int, threads: int | None = None) -> Iterator[tuple[Service, int]]:
     """A server of random weights in a thread of this process."""
-    import uvicorn
-
     from ..data.tokenizer import byte_tokenizer, with_ends
     from ..model.configuration_armd import ArmdConfig
     from ..model.modeling_armd import ArmdLM
     from ..native.packed import pack
-    from ..serve.app import make_app
-    from ..serve.command import listening, warm_up
+    from ..serve.command import warm_up
+    from ..serve.server import in_thread
     from ..serve.service import Limits, Service
 
     name, vocabulary, length = SIZES[size]
     model = ArmdLM(ArmdConfig.named(name, vocab_size=vocabulary, max_length=length)).eval()
     tokenizer = with_ends(byte_tokenizer(), rows=False)
-    limits = Limits(slots, timeout=600.0, threads=threads)
+    limits = Limits(slots=slots, timeout=600.0, threads=threads)
     service = Service(pack(model), tokenizer, name=size, limits=limits)
     warm_up(service)
-    opened = listening("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield service, opened.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        service.engine.stop()
-        service.engine.join(10)
+    with in_thread(service) as port:
+        yield service, port
 
 
 def library(service: Service, tokens: int, texts: int) -> float:

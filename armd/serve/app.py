@@ -13,6 +13,7 @@ from . import chat, completions
 from . import infill as infilling
 from . import score as scoring
 from .errors import Refusal, install, responses
+from .requests import ShuttingDown
 from .schema import Health, Info, Json, ModelList
 from .security import SecurityMiddleware
 from .service import Service
@@ -85,8 +86,10 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     engine, config, limits = service.engine, service.model.config, service.limits
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", response_model=Health, responses=responses())
+    @app.get("/health", response_model=Health, responses=responses(503, key=False))
     async def health() -> Json:
+        if engine.failed:
+            raise ShuttingDown(failed=True)
         return {"status": "stopping" if engine.stopping else "ok"}
 
     @app.get("/v1/models", response_model=ModelList, responses=responses())

@@ -18,7 +18,7 @@ from .sse import STREAMED
 
 SAME = {*Choosing.model_fields, "model", "n", "stop", "stream", "stream_options"}
 ALL = 2**31
-"""More tokens than any model takes: cut to what fits."""
+"""More tokens than any model takes: cut to what fits. An order names all there shall be."""
 
 
 async def as_completion(service: Service, asked: ChatRequest) -> CompletionRequest:
@@ -39,10 +39,11 @@ async def as_completion(service: Service, asked: ChatRequest) -> CompletionReque
         prompt = await encoding(len(text), lambda: service.tokenizer.encode(text, "messages"))
     wanted = {name: getattr(asked, name) for name in SAME}
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    longest = max(1, len(asked.order)) if isinstance(asked.order, list) else ALL
     return CompletionRequest.model_construct(
         **wanted,
         prompt=prompt,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens or ALL,
+        max_tokens=asked.max_completion_tokens or asked.max_tokens or longest,
         logprobs=logprobs,
     )
 

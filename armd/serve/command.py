@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
-import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +16,7 @@ import tyro
 
 from ..errors import ArmdError
 from ..runtime.standard_streams import to_nowhere
+from .limits import Limits
 
 if TYPE_CHECKING:
     from .service import Service
@@ -34,26 +32,26 @@ class Serving:
     """The address to listen at; by default only this machine can reach it."""
     port: int = 8000
     """0 takes a free one."""
-    slots: Annotated[int, tyro.conf.arg(aliases=["--places"])] = 8
+    slots: Annotated[int, tyro.conf.arg(aliases=["--places"])] = Limits.slots
     """Sequences decoded together."""
-    queue: int = 64
+    queue: int = Limits.queue
     """Texts that may wait for a slot; above that, clients are asked to come again."""
     weights: Literal["fp32", "bf16", "int8", "q8", "q4", "plain"] = "fp32"
     """As for `armd generate`."""
     cache: Literal["fp32", "bf16"] = "fp32"
     """As for `armd generate`."""
-    timeout: float = 120.0
+    timeout: float = Limits.timeout
     """A request that exceeds this many seconds returns its partial text."""
     grace: float = 10.0
     """Seconds that running requests have when the server is stopped."""
-    max_body: int = 1 << 20
+    max_body: int = Limits.max_body
     """Bytes that a request may have."""
-    step_tokens: int = 256
+    step_tokens: int = Limits.step_tokens
     """Tokens that a request may have drawn in one decode step, such as by so many streams; others
     wait for that step."""
     name: str | None = None
     """What clients call the model; by default its folder's name."""
-    threads: int | None = None
+    threads: int | None = Limits.threads
     """CPU threads of a pass; by default one for a small model, else one a core."""
     api_key: str | None = None
     """Answer only to clients that send this key (Authorization: Bearer KEY); a browser asks for it
@@ -75,10 +73,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "connections": (8, 10**6),
 }
-
-
-DRAIN_SECONDS, DRAIN_TICKS = 0.2, 4
-"""After a signal the server listens for so long, in so many ticks of its loop at least."""
 
 
 def check(job: Serving) -> None:
@@ -106,11 +100,12 @@ def serve(job: Serving) -> None:
     """Load, warm up, listen; Ctrl-C, SIGTERM or SIGHUP ends it."""
     check(job)
     try:
-        import fastapi as _  # noqa: F401
-        import uvicorn
+        import fastapi as _fastapi  # noqa: F401
+        import uvicorn as _uvicorn  # noqa: F401
     except ImportError:
         raise ArmdError("serving needs more packages; pip install 'armd[serve]'") from None
     from .connections import LimitedProtocol, most_connections
+    from .server import Server, listening
 
     if job.connections is not None:
         LimitedProtocol.limit = most_connections(job.connections)
@@ -125,62 +120,20 @@ def serve(job: Serving) -> None:
 
         bound, port = opened.getsockname()[:2]
         app = make_app(service, host=job.host, api_key=key_of(job), bound=bound)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=int(job.grace) + 5,
-            server_header=False,
-            http=LimitedProtocol,
-            ws="none",  # whatever is installed: such connections would pass by the checks
-        )
-        server = patient(service, job.grace, lambda: say(job, service, port, bound))(config)
-        server.run(sockets=[opened])
+        ready = partial(say, job, service, port, bound)
+        Server(service, app, grace=job.grace, ready=ready).run(sockets=[opened])
     service.stop()
     service.engine.join(30)
 
 
-def patient(service: Service, grace: float, ready: Callable[[], None] | None = None) -> Any:
-    """uvicorn's server, which says when it listens, and stops the engine first."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            # uvicorn knows SIGINT and SIGTERM; under nohup SIGHUP stays ignored
-            main = threading.current_thread() is threading.main_thread()
-            if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-                signal.signal(signal.SIGHUP, self.handle_exit)
-            if self.started and ready is not None:
-                ready()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            for _ in range(
-                DRAIN_TICKS
-            ):  # clients that connected before the signal are still answered
-                if not self.force_exit:
-                    await asyncio.sleep(DRAIN_SECONDS / DRAIN_TICKS)
-            await super().shutdown(sockets)
-            if self.force_exit:  # uvicorn leaves it to be cancelled, with a traceback
-                await self.lifespan.shutdown()
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            # not uvicorn's own, which would kill the process with the same signal in the end
-            again = self.should_exit
-            service.stop(0.0 if again else grace)
-            self.should_exit, self.force_exit = True, again
-
-    return Server
-
-
 def load(job: Serving) -> Service:
     """The service: model with packed weights, tokenizer, KV caches; warmed up."""
-    from ..checked_pack import pack_checked
+    from ..checked_pack import pack_loaded
     from ..data.chat_template import ChatTemplate
     from ..model.modeling_armd import ArmdLM
     from ..native.linear import count_weights
     from ..pretrained import load_model, load_tokenizer, model_folder
-    from .service import Limits, Service
+    from .service import Service
 
     model = load_model(job.model, device=job.device)
     if not isinstance(model, ArmdLM):
@@ -189,11 +142,10 @@ def load(job: Serving) -> Service:
             "armd generate"
         )
     tokenizer = load_tokenizer(job.model, vocab_size=model.config.vocab_size)
-    bounds = (job.slots, job.queue, job.max_body, job.timeout, job.threads, job.step_tokens)
-    limits = Limits(*bounds)
+    limits = Limits(**{field.name: getattr(job, field.name) for field in fields(Limits)})
     parameters = count_weights(model)
     service = Service(
-        pack_checked(model, job.weights, job.cache),
+        pack_loaded(model, job.weights, job.cache),
         tokenizer,
         name=job.name or name_of(job.model),
         parameters=parameters,
@@ -222,6 +174,7 @@ def warm_up(service: Service) -> None:
     from ..model.sampling import Sampling
     from .events import Failed, StepEvent
     from .metrics import Metrics
+    from .outbox import call
     from .requests import GenerationRequest
 
     engine, left = service.engine, [service.limits.slots]
@@ -235,7 +188,7 @@ def warm_up(service: Service) -> None:
             over.set() if not left[0] else None
 
     length = min(4, service.model.config.max_length)
-    deliver, engine.deliver = engine.deliver, lambda outbox: [call(event) for call, event in outbox]
+    deliver, engine.outbox.deliver = engine.outbox.deliver, call
     (plan,) = from_prompts(None, length=length)
     request = GenerationRequest(plan, Sampling(), torch.Generator().manual_seed(0), listen)
     engine.submit([request] * service.limits.slots)
@@ -243,28 +196,11 @@ def warm_up(service: Service) -> None:
         raise ArmdError("the model did not write its first tokens within 300 s; try a smaller one")
     if failures:
         raise ArmdError(f"the model cannot write: {failures[0]}")
-    engine.deliver, engine.metrics = deliver, Metrics()
+    engine.outbox.deliver, engine.metrics = deliver, Metrics()
     if service.chat is not None:
         service.chat.warm_up()
     gc.collect()
     gc.freeze()  # what was loaded stays: no need to look through it again and again
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket at the address, taken before the model is loaded: a mistake shows at once."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, proto)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen()  # until then another server may bind it too
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArmdError(
-            f"cannot listen at {host}:{port} ({reason}); is another server there? "
-            "name another --port, or --port 0 for a free one"
-        ) from None
-    return made
 
 
 def say(job: Serving, service: Service, port: int, bound: str) -> None:

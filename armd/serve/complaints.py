@@ -51,6 +51,9 @@ BOUNDS = {
     "literal_error": ("expected", "{}"),
 }
 
+LONGEST_NAME = 64
+"""Letters of a field's name that are compared with those there are: the time grows with them."""
+
 
 def complaint(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str | None]:
     """The sentence for an error that pydantic found, and the field at fault. `known`: the names of
@@ -89,6 +92,6 @@ def complaint(error: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str 
 def _unknown(name: str, known: Sequence[str]) -> str:
     if name in NOT_OFFERED:
         return f"{name} is not offered; {NOT_OFFERED[name]}"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name[:LONGEST_NAME], known, n=1, cutoff=0.75)
     hint = f"did you mean '{near[0]}'?" if near else "/openapi.json lists those there are"
     return f"there is no field '{name}'; {hint}"

@@ -101,6 +101,7 @@ def completion_of(service: Service, asked: CompletionRequest, form: Form) -> Com
     echoed = letters = 0
     for prompt in prompts:
         ids = tokenizer.encode(prompt, "prompt") if isinstance(prompt, str) else prompt
+        service.check_tokens(ids, "prompt")
         shown = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
         blanks = room_for(service, asked, len(ids) + len(suffix))
         known = [True] * len(ids) + [False] * blanks + [True] * len(suffix)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
-from contextlib import suppress
 from ctypes import c_int
 from typing import Any
 
@@ -23,22 +22,18 @@ from ..generation.decoder import Decoder
 from ..model.modeling_armd import ArmdLM
 from ..native.library import release_threads
 from .cache_pool import CachePool, threads_for
-from .events import Callback, Ended, Event, Failed, StepEvent
+from .events import Ended, Failed, StepEvent
 from .metrics import Metrics
+from .outbox import Deliver, Outbox, call
 from .prefill import begin, keep_prompt, share_pass
 from .requests import GenerationRequest, QueueFull, ScheduledRequest, ShuttingDown, next_of
 from .score_batches import ScoreJob, ScoreQueue, TokenScores
 from .shares import ClientShares, PrefillBudget, ScoreBudget
-from .side_work import settle
-
-FLUSH_INTERVAL = 0.002
-"""Seconds that drawn tokens may wait, so that those of a fast model travel together. The first of a
-text, and its end, go at once; nothing waits for an exclusive call or a prompt."""
+from .side_work import fail, settle
 
 
 class Engine:
-    """Decodes in a thread of its own. `deliver` takes the events of one step or several, as
-    (callback, event) pairs, in that thread; left out, the callbacks are called there."""
+    """Decodes in a thread of its own, in which `deliver` takes the events (outbox.py)."""
 
     def __init__(
         self,
@@ -47,21 +42,19 @@ class Engine:
         slots: int = 8,
         queue: int = 64,
         threads: int | None = None,
-        deliver: Callable[[list[tuple[Callback, Event]]], None] | None = None,
+        deliver: Deliver = call,
     ) -> None:
         self.model, self.slots, self.queue = model.eval(), slots, queue
         self.pool = CachePool.of(model, slots + 1)  # the spare one
         self.decoder = Decoder(model)
-        self.deliver = deliver or (lambda outbox: [callback(event) for callback, event in outbox])
+        self.outbox = Outbox(deliver)
         self.metrics, self.prefill_budget = Metrics(), PrefillBudget()
         self.waiting: deque[ScheduledRequest] = deque()
         self.exclusive: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.scores, self.score_budget, self.clients = ScoreQueue(), ScoreBudget(), ClientShares()
         self.active: list[ScheduledRequest] = []
-        self.outbox: list[tuple[Callback, Event]] = []
-        self.flush_now, self.last = False, 0.0
         self.wake, self.interrupt = threading.Condition(), c_int(0)
-        self.stopping, self.cut_at = False, math.inf
+        self.stopping, self.cut_at, self.ended = False, math.inf, False
         self.threads = threads or threads_for(model)
         self.thread = threading.Thread(target=self._run, name="armd-engine", daemon=True)
 
@@ -105,7 +98,7 @@ class Engine:
 
     def score(self, job: ScoreJob, *, admitted: bool = False) -> "Future[TokenScores]":
         with self.wake:
-            if not admitted:  # the request has its place in the queue
+            if not admitted or self.ended:  # else the request has its place in the queue
                 self.check(1)
             self.scores.add(job)
             self._notify()
@@ -131,9 +124,14 @@ class Engine:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
+    @property
+    def failed(self) -> bool:
+        """It ended without being told to."""
+        return self.ended and not self.stopping
+
     def check(self, count: int) -> None:
-        if self.stopping:
-            raise ShuttingDown("the server is shutting down")
+        if self.stopping or self.ended:
+            raise ShuttingDown(failed=self.failed)
         ahead = len(self.waiting) + len(self.exclusive) + self.scores.count()
         if ahead + count > self.queue + max(0, self.slots - len(self.active)):
             self.metrics.refused += 1
@@ -141,38 +139,42 @@ class Engine:
 
     # what follows runs in the engine's thread
 
+    @torch.no_grad()
     def _run(self) -> None:
         torch.set_num_threads(self.threads)  # OpenMP keeps it for each thread
-        with torch.no_grad():
+        try:
             while self._admit():
                 self._run_exclusive()
                 if self.active:
                     self._step()
                 self._score()
-                self._deliver_if_due()
+                self.outbox.flush_if_due()
+        except Exception as error:
+            self._break_off(error)
 
-    def _deliver_if_due(self) -> None:
-        if self.flush_now or time.monotonic() >= self.last + FLUSH_INTERVAL:
-            self._deliver()
-
-    def _deliver(self) -> None:
-        outbox, self.outbox, self.flush_now, self.last = self.outbox, [], False, time.monotonic()
-        if outbox:
-            with suppress(RuntimeError):  # the server's event loop has closed
-                self.deliver(outbox)
+    def _break_off(self, error: Exception) -> None:
+        """The engine itself has failed and cannot go on; nobody is left waiting."""
+        with self.wake:
+            self.ended, failed = True, Failed.of(error)
+        fail([future for _, future in self.exclusive], ShuttingDown(failed=True))
+        fail([job.future for job in self.scores.waiting], ShuttingDown(failed=True))
+        for entry in [*self.active, *self.waiting]:
+            self._finish(entry, failed)
+        self.waiting.clear()
+        self.outbox.flush()
 
     def _admit(self) -> bool:
         """Wait for work, and fill the slots; False at the end."""
         with self.wake:
-            while not (self.active or self.waiting or self.exclusive):
+            while not (self.active or self.waiting or self.exclusive or self.ended):
                 pause = self.score_budget.pause() if self.scores.waiting else None
                 if pause == 0:
                     break
-                if self.stopping and pause is None:
-                    return False
-                self.wake.wait(pause)
+                self.ended = self.stopping and pause is None
+                if not self.ended:
+                    self.wake.wait(pause)
             self._fill_slots()
-        return True
+        return not self.ended
 
     def _fill_slots(self) -> None:
         """Clear the slots and give them to waiting requests."""
@@ -204,8 +206,7 @@ class Engine:
             return
         self.metrics.finished(time.monotonic() - entry.arrived, failed=isinstance(event, Failed))
         if event is not None:
-            self.outbox.append((entry.request.callback, event))
-            self.flush_now = True
+            self.outbox.put(entry.request.callback, event, at_once=True)
 
     def _run_exclusive(self) -> None:
         """One call at a time, so that decoding goes on meanwhile."""
@@ -213,14 +214,14 @@ class Engine:
             if not self.exclusive:
                 return
             work, future = self.exclusive.popleft()
-        self._deliver()  # it may take long
+        self.outbox.flush()  # it may take long
         settle(work, future)
 
     def _score(self) -> None:
         """A batch of texts to be scored, if it is their turn."""
         passes_first = self.score_budget.debt > 0 and (self.active or self.score_budget.pause())
         if self.scores.waiting and not passes_first:
-            self._deliver()  # it may take long
+            self.outbox.flush()  # it may take long
             self._score_batch()
 
     def _score_batch(self) -> None:
@@ -240,17 +241,17 @@ class Engine:
             if not self.active:
                 break
             self._step()
-            self._deliver_if_due()
-        self._deliver()  # scoring goes on
+            self.outbox.flush_if_due()
+        self.outbox.flush()  # scoring goes on
         if time.monotonic() >= self.cut_at:
-            raise ShuttingDown("the server is shutting down")
+            raise ShuttingDown
         self._score_batch()
 
     def _step(self) -> None:
         """One pass of all slots, and what it draws for each."""
         start = time.perf_counter()
         if any(entry.sequence is None or not entry.sequence.step for entry in self.active):
-            self._deliver()  # a prompt may take long
+            self.outbox.flush()  # a prompt may take long
             for entry in list(self.active):
                 self._begin(entry)
             share_pass(self.active)
@@ -262,18 +263,18 @@ class Engine:
             return
         sequences, firsts = [one for _, one in ready], [one.step for _, one in ready]
         try:
-            left = self.last + FLUSH_INTERVAL - time.monotonic()
-            rounds = self.decoder.steps(sequences, left, self.interrupt)
+            rounds = self.decoder.steps(sequences, self.outbox.seconds_left(), self.interrupt)
         except Exception as error:  # whatever it is, the server goes on
+            failed = Failed.of(error)
             for entry, _ in ready:
-                self._finish(entry, Failed(repr(error)))
+                self._finish(entry, failed)
             return
         each = (time.perf_counter() - start) / len(rounds)
         self.clients.took(present, len(rounds), each)
         for number, results in enumerate(rounds):
             for (entry, sequence), first, result in zip(ready, firsts, results, strict=True):
                 if isinstance(result, Exception):
-                    self._finish(entry, Failed(repr(result)))
+                    self._finish(entry, Failed.of(result))
                 elif not sequence.step:
                     keep_prompt(self.pool, entry, sequence)
                 elif not entry.cancelled:
@@ -290,11 +291,10 @@ class Engine:
         try:
             begin(self.model, self.pool, entry)
         except Exception as error:  # one request's failure is not the others'
-            self._finish(entry, Failed(repr(error)))
+            self._finish(entry, Failed.of(error))
 
     def _emit(self, entry: ScheduledRequest, event: StepEvent) -> None:
         if event.step == 0:
             self.metrics.first_token(time.monotonic() - entry.arrived)
-            self.flush_now = True
         self.metrics.tokens += len(event.tokens)
-        self.outbox.append((entry.request.callback, event))
+        self.outbox.put(entry.request.callback, event, at_once=event.step == 0)

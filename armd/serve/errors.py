@@ -39,19 +39,20 @@ STATUSES = {
     415: "The body must be application/json.",
     429: "All slots and the queue are taken; try again after Retry-After seconds.",
     500: "A failure of the server's own.",
-    503: "The server is shutting down, or had no time for it.",
+    503: "The server is shutting down, had no time for it, or its engine has failed.",
 }
 
 
-def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For a route: the answers it may give, besides the good one."""
+def responses(*statuses: int, key: bool = True) -> dict[int | str, dict[str, Any]]:
+    """For a route: the answers it may give, besides the good one. `key`: the server may ask for its
+    key."""
     return {
         status: {"model": ErrorAnswer, "description": STATUSES[status]}
-        for status in sorted({400, 403, 405, *statuses})
+        for status in sorted({400, 403, 405, *statuses} | ({401} if key else set[int]()))
     }
 
 
-UNREADABLE = "the body is no JSON; send UTF-8, without endless numbers or deep nesting"
+UNREADABLE = "the body cannot be read; send JSON in UTF-8, without endless numbers or deep nesting"
 
 
 class Refusal(Exception):
@@ -94,7 +95,7 @@ def said(error: Exception) -> JSONResponse:
     if isinstance(error, QueueFull):
         return answer(429, str(error), headers={"Retry-After": str(error.seconds)}, code="busy")
     if isinstance(error, ShuttingDown):
-        return answer(503, str(error), headers={"Retry-After": "5"}, code="stopping")
+        return answer(503, str(error), headers={"Retry-After": "5"}, code=error.code)
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):

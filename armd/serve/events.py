@@ -1,5 +1,6 @@
 """What the engine reports about a request: tokens generated, its end, or its failure."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +31,12 @@ class Failed:
     """Something went wrong that is no fault of the client."""
 
     message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failed":
+        """Logged where it is caught: the client is not told where in the server it happened."""
+        logging.getLogger("uvicorn.error").error("a text failed", exc_info=error)
+        return cls(repr(error))
 
 
 Event = StepEvent | Ended | Failed

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from itertools import compress
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -48,6 +49,14 @@ def check_asked(service: Service, asked: InfillRequest) -> None:
     }
     if sum(said.values()) != 1:
         raise Refusal(400, f"say what to fill, with one of {', '.join(said)}")
+    for name, (value, beside) in {
+        "known": (asked.known, asked.tokens),
+        "max_tokens": (asked.max_tokens, asked.prompt),
+        "blank": (asked.blank, asked.text),
+        "blank_length": ("blank_length" in asked.model_fields_set or None, asked.text),
+    }.items():
+        if value is not None and beside is None:
+            raise Refusal(400, f"{name} does nothing here; leave it out", param=name)
     tokens, known = asked.tokens or [], asked.known or []
     if asked.tokens is not None and len(known) != len(tokens):
         raise Refusal(400, f"known has {len(known)} for {len(tokens)} tokens", param="known")
@@ -63,6 +72,7 @@ def state_of(service: Service, asked: InfillRequest) -> InfillState:
         tokens, known = _template(service, asked, asked.text)
     elif asked.tokens is not None:
         tokens, known = list(asked.tokens), asked.known or []
+        service.check_tokens(list(compress(tokens, known)), "tokens")
     else:
         given = service.tokenizer.encode(asked.prompt or "", "prompt")
         most, eos = service.tokenizer.max_length, service.tokenizer.eos

@@ -37,7 +37,8 @@ class Histogram:
 
 @dataclass
 class Metrics:
-    """Counted by the engine's thread; reading them from another is harmless."""
+    """Counted by the engine's thread; answers, refusals, and those who leave the queue, by the
+    event loop's. Reading them is harmless."""
 
     passes: int = 0
     rows: int = 0

@@ -30,6 +30,11 @@ class QueueFull(Exception):
 class ShuttingDown(Exception):
     """The server accepts no new requests."""
 
+    def __init__(self, *, failed: bool = False) -> None:
+        why = "the server's engine has failed, its log says how; start the server again"
+        super().__init__(why if failed else "the server is shutting down")
+        self.code = "failed" if failed else "stopping"
+
 
 @dataclass(frozen=True)
 class GenerationRequest:

@@ -50,6 +50,8 @@ async def score(service: Service, asked: ScoreRequest) -> Response:
     service.is_ours(asked.model)
     if (asked.text is None) == (asked.tokens is None):
         raise Refusal(400, "say what to score: a text, or its tokens")
+    if asked.streams > 1 and asked.order != "strided":
+        raise Refusal(400, "streams needs the order strided; leave it out", param="streams")
     ids = asked.tokens
     if ids is None:
         text = asked.text or ""
@@ -59,6 +61,7 @@ async def score(service: Service, asked: ScoreRequest) -> Response:
     service.tokenizer.check_count(len(ids))
     if not ids:
         raise Refusal(400, "there is nothing to score; send at least one token")
+    service.check_tokens(ids, "text" if asked.tokens is None else "tokens")
     order = order_of(asked, len(ids))
     logp = (await service.score(ids, order)).logp
     total = sum(logp)

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -25,6 +24,8 @@ from .detokenizer import ServerTokenizer
 from .engine import Engine
 from .errors import Gone, Refusal
 from .events import Callback, Event
+from .limits import Limits
+from .outbox import call
 from .prefill import SharedPrompt
 from .requests import GenerationRequest, ScheduledRequest
 from .schema import Choosing
@@ -32,24 +33,6 @@ from .score_batches import ScoreJob, TokenScores
 from .templates import TemplateQueue
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the server."""
-
-    slots: int = 8
-    """Sequences decoded together."""
-    queue: int = 64
-    """Sequences that may wait for a slot."""
-    max_body: int = 1 << 20
-    """Bytes of a request."""
-    timeout: float = 120.0
-    """Seconds after which a request returns its partial text."""
-    threads: int | None = None
-    """CPU threads of a forward pass; None: by the size of the model."""
-    step_tokens: int = 256
-    """Tokens that a decode step may draw in one sequence: all requests wait for the same step."""
 
 
 class Service:
@@ -93,7 +76,7 @@ class Service:
         """From the engine's thread to the server's."""
         loop = self.loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(_call, outbox)
+            loop.call_soon_threadsafe(call, outbox)
 
     def takes(self, count: int) -> None:
         """Raise if so many texts never fit into one request."""
@@ -113,6 +96,12 @@ class Service:
             yield
         finally:
             self.coming -= count
+
+    def check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        """Raise if one is none of the model's."""
+        if max(tokens, default=0) >= (vocabulary := self.model.config.vocab_size):
+            reason = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
+            raise Refusal(400, reason, param=param)
 
     def plan(
         self, tokens: Sequence[int], known: Sequence[bool], asked: Choosing, words: tuple[Any, ...]
@@ -186,9 +175,6 @@ class Service:
     ) -> TokenScores:
         """log p of each token of a text, between two passes of the texts being generated."""
         self.tokenizer.check_count(len(tokens))
-        if max(tokens) >= (vocabulary := self.model.config.vocab_size):
-            reason = f"token {max(tokens)} is not one of the vocabulary of {vocabulary}"
-            raise Refusal(400, reason, param="tokens")
         if len(order) != len(tokens):
             raise ArmdError(f"the order is for {len(order)} tokens, the text has {len(tokens)}")
         self.model.check_order(order)
@@ -236,11 +222,6 @@ class OutputStream:
         self.some.clear()
         events, self.events = self.events, []
         return events
-
-
-def _call(outbox: list[tuple[Callback, Event]]) -> None:
-    for callback, event in outbox:
-        callback(event)
 
 
 def any_seed(seed: int | None) -> int:

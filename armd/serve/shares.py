@@ -92,7 +92,7 @@ credit, else a client that uses many connections in turn would collect credit on
 SHORT_STEP = 0.001
 """Seconds. Clients pause only where steps are shorter: in a longer one a row more costs the others
 little, and a pause costs much."""
-EXPENSIVE_STEP = 1.5
+EXPENSIVE_STEP = 2.0
 """What a step with a repetition penalty or log-probabilities counts, because it makes the step
 longer for all clients."""
 MAX_CLIENTS = 1024

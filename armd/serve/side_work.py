@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -50,6 +50,16 @@ def settle(work: Callable[[], Answer], future: "Future[Answer]") -> None:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
+
+
+def fail(futures: Iterable["Future[Any]"], error: Exception) -> None:
+    """Nobody will work on them any more."""
+
+    def work() -> None:
+        raise error
+
+    for future in futures:
+        settle(work, future)
 
 
 _short_work, _long_work = (SmallestFirst(THREADS, f"{kind}-work") for kind in ("short", "long"))

@@ -1,6 +1,7 @@
 """Server-sent events: an answer sent in pieces, which ends when the client disconnects."""
 
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from .errors import Gone, said
+from .errors import EXPECTED, Gone, said
 from .service import unless_gone
 
 DONE = "[DONE]"
@@ -65,6 +66,8 @@ class EventStream(Response):
         except (Gone, OSError):
             raise
         except Exception as error:  # the status is sent already
+            if not isinstance(error, EXPECTED):
+                logging.getLogger("uvicorn.error").exception("an answer broke off")
             body = data({"type": "error", **json.loads(bytes(said(error).body))})
             await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:

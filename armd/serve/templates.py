@@ -60,4 +60,4 @@ class TemplateQueue:
             raise QueueFull(math.ceil(SECONDS)) from None
         finally:
             self.seconds = max(time.perf_counter() - began, 1e-6)
-        raise ShuttingDown("the server is shutting down")
+        raise ShuttingDown

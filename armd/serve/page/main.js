@@ -58,7 +58,7 @@ new Chat({
   },
 });
 
-let info = { max_length: 128 };
+let info = { max_length: 128, any_order: true };
 let recording = null; // what is shown
 let running = null; // the AbortController of the request under way
 let begun = 0; // requests so far
@@ -91,8 +91,13 @@ function whyNot(tokens, blanks) {
   if (tokens > info.max_length) {
     generate = `${tokens} tokens are too many: this model takes ${info.max_length}. Lower Length.`;
   }
+  if (!info.any_order && prompt.lengths.length) {
+    generate = "This model writes left to right: it continues a text, and fills no blanks.";
+  }
   const short = `A race needs at least ${LEAST_RACE} tokens to write; raise Length.`;
-  return { generate, race: generate || (blanks < LEAST_RACE ? short : "") };
+  let race = blanks < LEAST_RACE ? short : "";
+  if (!info.any_order) race = "This model writes one token a call: there is nothing to race.";
+  return { generate, race: generate || race };
 }
 
 /** Buttons that cannot work are off, and say why. */
@@ -176,7 +181,9 @@ function conclude({ start, steps, end, ...mine }, error) {
   const written = mine.places.filter(({ step }) => step !== null).length;
   const did = [count(written, "token"), count(end.calls, "model call")];
   find("facts").textContent = [...did, `${end.seconds.toFixed(2)} s`, speed].join(" · ");
-  find("said").textContent = `Done: ${did.join(" in ")}, ${speed}. ${end.text}`;
+  const how = { time: "Cut, its time was up", shutdown: "Cut, the server stops" }[end.cut] ?? "Done";
+  if (end.cut) find("facts").textContent = `${how} · ${find("facts").textContent}`;
+  find("said").textContent = `${how}: ${did.join(" in ")}, ${speed}. ${end.text}`;
 }
 
 /** On a narrow screen the text is below the form. */
@@ -274,7 +281,9 @@ function example(name) {
 async function meet() {
   try {
     info = await ask("v1/info");
-    settings.limit({ streams: info.limits.max_streams, length: info.max_length });
+    const { any_order: anyOrder, limits, max_length: length } = info;
+    settings.limit({ streams: limits.max_streams, length, anyOrder });
+    document.querySelector('[data-example="blanks"]').disabled = !anyOrder;
     prompt.longest = info.max_length;
     const millions = (info.parameters / 1e6).toFixed(1);
     const layers = `${info.n_layers} layers, ${info.n_two_stream} of them two-stream`;
@@ -291,7 +300,7 @@ async function meet() {
     prompt.set(said.text, said.lengths);
     settings.length = said.after;
   } else {
-    example("blanks");
+    example(info.any_order ? "blanks" : "continue");
   }
   met = true;
   formChanged();

@@ -36,7 +36,9 @@ export class Prompt {
   /** Sets the text, and the lengths of its blanks. */
   set(text, lengths = []) {
     this.box.value = text;
-    this.lengths = this.blanks.map((_, index) => lengths[index] ?? NEW_LENGTH);
+    const most = this.longest + 1; // a link may name any: more need not be written out to be too many
+    const length = (index) => Math.min(lengths[index] ?? NEW_LENGTH, most);
+    this.lengths = this.blanks.map((_, index) => length(index));
     this.#show();
   }
 

@@ -7,7 +7,7 @@ const FREE = 48; // tokens after a text without blanks; after one with blanks, n
 export class Settings {
   constructor(onChange) {
     this.onChange = onChange;
-    this.limits = { streams: 16, length: 128 };
+    this.limits = { streams: 16, length: 128, anyOrder: true };
     this.after = { blanks: 0, free: FREE }; // the length slider serves both, each keeps its value
     this.mode = "free";
     for (const id of ["streams", "length", "temperature", "top-p", "order-of", "seed"]) {
@@ -21,8 +21,8 @@ export class Settings {
   }
 
   /** What this server and its model can do. */
-  limit({ streams, length }) {
-    this.limits = { streams, length };
+  limit({ streams, length, anyOrder }) {
+    this.limits = { streams, length, anyOrder };
     find("streams").max = Math.min(16, streams);
     find("length").max = length;
     this.after.free = Math.min(FREE, Math.ceil(length / 2));
@@ -52,13 +52,13 @@ export class Settings {
   }
 
   get order() {
-    return find("order-of").value;
+    return this.limits.anyOrder ? find("order-of").value : "strided";
   }
 
   /** Streams that make sense for so many blanks: orders of one token a call have one. */
   streamsFor(blanks) {
     if (this.order !== "strided") return 1;
-    return Math.max(1, Math.min(Number(find("streams").value), blanks));
+    return Math.max(1, Math.min(Number(find("streams").value), this.limits.streams, blanks));
   }
 
   /** Model calls for so many blanks. */
@@ -111,7 +111,8 @@ export class Settings {
       const share = (slider.value - slider.min) / (slider.max - slider.min || 1);
       slider.style.setProperty("--done", share);
     }
-    find("streams").disabled = this.order !== "strided";
+    find("order-of").disabled = !this.limits.anyOrder;
+    find("streams").disabled = this.order !== "strided" || !this.limits.anyOrder;
     find("top-p").disabled = !temperature;
   }
 }
