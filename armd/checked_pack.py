@@ -7,8 +7,11 @@ by torch, and a warning says so.
 """
 
 import warnings
+from types import FunctionType
+from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 from torch.nn.utils.parametrize import is_parametrized
 
 from .generation.api import stream
@@ -16,6 +19,7 @@ from .model import order as orders
 from .model.eval_mode import without_dropout
 from .model.likelihood import log_likelihood
 from .model.modeling_armd import ArmdLM
+from .native.checksum import checksum
 from .native.linear import BITS
 from .native.packed import FastLM, pack, with_cache
 from .pretrained import in_memory
@@ -27,22 +31,52 @@ TOLERANCE = 2e-3
 ROUNDED = 0.2
 """The same where rows are rounded to 8 bits: what differs in its last bit can be rounded to the
 number beside it, while a part that the kernels do not know makes a difference of whole nats."""
+SETTINGS = (int, float, bool, str)
+"""Attributes of a module that a pass may depend on."""
+LIBRARIES = ("torch.", "transformers.", "builtins")
+"""Whose methods nobody replaces."""
 
 
 def pack_checked(model: ArmdLM, weights: str = "fp32", cache: str = "fp32") -> ArmdLM:
     """As native.packed.pack, or the model itself where packed decoding would differ from it;
     `cache` is the format of keys and values, which costs precision that the check does not see."""
-    found = _checked(model, weights)
-    return with_cache(found if isinstance(found, FastLM) else in_memory(found), cache)
+    return with_cache(_checked(model, weights), cache)
+
+
+def pack_loaded(model: ArmdLM, weights: str = "fp32", cache: str = "fp32") -> ArmdLM:
+    """The same, of a model that was just loaded: what stays of its file is read into memory. Not
+    for a model of a user's, whose weights may be parts of something, or in use."""
+    found = pack_checked(model, weights, cache)
+    return found if isinstance(found, FastLM) else in_memory(found)
 
 
 def has_hooks(model: ArmdLM) -> bool:
     """Whether something of a user's own takes part in the model's passes, such as pruning, a
-    parametrization or a hook that changes activations. C knows weights alone."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or is_parametrized(module)
+    parametrization, a method of one module that was replaced, or a hook that changes activations. C
+    knows weights alone."""
+    everywhere = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+    return any(everywhere) or any(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or is_parametrized(module)
+        or any(isinstance(getattr(type(module), name, None), FunctionType) for name in vars(module))
         for module in model.modules()
     )
+
+
+def made_of(model: ArmdLM) -> list[Any]:
+    """What a packed copy of the model follows from: equal as long as it need not be packed anew."""
+    parts, methods = [], {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        plain = {key: value for key, value in vars(module).items() if type(value) in SETTINGS}
+        plain.pop("training")
+        parts.append((name, type(module), plain))
+        for kind in type(module).__mro__:
+            if kind not in methods and not kind.__module__.startswith(LIBRARIES):
+                methods[kind] = [m for m in vars(kind).values() if isinstance(m, FunctionType)]
+    on_cpu = model.device.type == "cpu"  # elsewhere nothing is packed
+    sums = [checksum(weight) for weight in model.parameters() if on_cpu]
+    return [sums, parts, methods, has_hooks(model), str(vars(model.config))]
 
 
 def _checked(model: ArmdLM, weights: str) -> ArmdLM:

@@ -63,14 +63,11 @@ class TextModel:
     @property
     def fast(self) -> ArmdLM:
         """The model packed for decoding, where that is to be had, and checked against it; packed
-        anew if its weights or its config were changed."""
-        from .checked_pack import has_hooks, pack_checked
-        from .native.checksum import checksum
+        anew if its weights, its parts or its config were changed."""
+        from .checked_pack import made_of, pack_checked
 
         with self._lock:
-            on_cpu = self.model.device.type == "cpu"  # elsewhere nothing is packed
-            sums = [checksum(weight) for weight in self.model.parameters() if on_cpu]
-            now = [sums, has_hooks(self.model), str(vars(self.model.config))]
+            now = made_of(self.model)
             if self._packed.get("made_of") != now:
                 self._packed.update(fast=pack_checked(self.model, self.weights), made_of=now)
             return self._packed["fast"]
@@ -205,7 +202,7 @@ def check_text(text: str) -> None:
 
 def load(path: Path | str, *, weights: str = "fp32", device: str = "cpu") -> TextModel:
     """The model of a training run, of a save_pretrained folder, or of a word such as "smollm2",
-    with its tokenizer. `weights`: fp32, int8 (decoding reads less) or plain."""
+    with its tokenizer. `weights`: fp32, bf16, int8, q8 or q4 (decoding reads less), or plain."""
     from .model.modeling_armd import ArmdLM
     from .pretrained import in_memory, load_model, load_tokenizer, model_folder
 

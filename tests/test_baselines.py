@@ -131,3 +131,11 @@ def test_too_long_a_text_names_the_fix() -> None:
         model.sample(batch=1, length=17, steps=2)
     with pytest.raises(ArmdError, match="steps 0"):
         model.sample(batch=1, length=4, steps=0)
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_what_would_change_nothing_is_refused(kind: type[Trunk]) -> None:
+    """Such as an attention_mask: padding is told by labels."""
+    model = made(kind)
+    with pytest.raises(ArmdError, match="takes no attention_mask"):
+        model(TEXTS, attention_mask=torch.ones_like(TEXTS))

@@ -18,6 +18,7 @@ from armd.errors import ArmdError
 from armd.model.causal_armd import ArmdForCausalLM
 from armd.model.configuration_armd import ArmdConfig
 from armd.model.modeling_armd import ArmdLM
+from armd.model.order import left_to_right
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -111,3 +112,23 @@ def test_trainer_shifts_labels_that_it_smooths_itself(tmp_path: Path, unchecked:
     rows = {"input_ids": tokens, "labels": tokens.clone()}
     smoothed = trainer.compute_loss(model, dict(rows))
     torch.testing.assert_close(smoothed, model(**rows).loss, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_text_of_the_whole_length_is_taken(query: str) -> None:
+    """Tools for causal models cut texts to max_position_embeddings; the last logits are for a token
+    behind them."""
+    model = causal(query)
+    ours, n = ArmdLM(model.config).eval(), model.config.max_length
+    ours.load_state_dict(model.state_dict())
+    tokens = torch.randint(7, (2, n), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, exact = model(tokens).logits, ours(tokens, order=left_to_right(n)).logits
+    assert torch.allclose(logits[:, :-1], exact[:, 1:], atol=1e-5) and logits.isfinite().all()
+    if model.cached:
+        with torch.no_grad():
+            read = model(tokens[:, :-1], use_cache=True).past_key_values
+            last = model(tokens[:, -1:], past_key_values=read).logits
+        assert torch.allclose(last, logits[:, -1:], atol=1e-5)
+    with pytest.raises(ArmdError, match=f"{n + 1} tokens pass max_length"):
+        model(tokens[:, [*range(n), 0]])

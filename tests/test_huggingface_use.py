@@ -219,6 +219,10 @@ def test_the_carried_code_ends_at_eos_and_samples_what_the_model_says() -> None:
             torch.tensor([[1, 2]]), max_new_tokens=14, streams=2, eos_token_id=eos
         )
         assert torch.equal(made, want)
+        several = model.generate(
+            torch.tensor([[1, 2]]), max_new_tokens=14, streams=2, eos_token_id=[eos, 99]
+        )
+        assert torch.equal(several, want)
     draws = model.generate(
         torch.zeros(4000, 1).long(),
         max_new_tokens=1,

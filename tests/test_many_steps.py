@@ -23,7 +23,7 @@ from armd.native import library as native
 from armd.native import packed as fast
 from armd.native.packed import FastLM
 from armd.runtime.seeds import seeded
-from armd.serve import engine as engines
+from armd.serve import outbox
 from armd.serve.engine import Engine, GenerationRequest
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
@@ -123,7 +123,7 @@ def test_a_request_that_comes_waits_for_one_step_alone(
     changing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for all of them until the next delivery."""
-    monkeypatch.setattr(engines, "FLUSH_INTERVAL", 1000.0)
+    monkeypatch.setattr(outbox, "FLUSH_INTERVAL", 1000.0)
     engine, hearer, counts = Engine(packed()), Hearer(), []
     steps = engine.decoder.steps
 

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from ..model.order import Order
 from ..model.shapes import Bool, Float, Int, Tensor
-from ..model.strict_model import StrictModel
+from ..model.strict_model import StrictModel, refuse_unknown
 from .configuration import BaselineConfig
 
 
@@ -88,10 +88,11 @@ class Baseline(StrictModel):
         input_ids: Int[Tensor, "b n"],
         order: Order | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        **_: Any,
+        **other: Any,
     ) -> MaskedLMOutput:
         """The training loss, or, in eval mode, nll alone: the mean over scored tokens. The
-        order that our model's trainer gives is none of its business."""
+        order that our model's trainer gives is none of its business. Padding has labels -100."""
+        refuse_unknown(other, "input_ids, order and labels")
         scored = torch.ones_like(input_ids, dtype=torch.bool) if labels is None else labels >= 0
         if self.training:
             loss = self.objective(input_ids, scored)

@@ -22,6 +22,8 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
     """Logits at i are for token i + 1, as tools for causal models expect. transformers' generate
     works; ArmdLM.generate has streams."""
 
+    beyond = 1
+
     @property
     def cached(self) -> bool:
         """Left to right it is one stream of rows, so keys and values are all that a cache needs."""
@@ -48,10 +50,8 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
             past = DynamicCache()
         before = 0 if past is None else past.get_seq_length()
         n = before + input_ids.shape[1]
-        if n >= self.config.max_length:
-            raise ArmdError(
-                f"the token after {n} passes max_length {self.config.max_length}; cut the text"
-            )
+        if n > self.config.max_length:
+            raise ArmdError(f"{n} tokens pass max_length {self.config.max_length}; cut the text")
         if position_ids is not None:
             check_positions(position_ids, input_ids, before, attention_mask)
         if past is not None:

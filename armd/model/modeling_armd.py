@@ -51,6 +51,8 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
         "NeighborLayer",
     ]
     causal_layer = CausalLayer
+    beyond = 0
+    """Places behind the longest text that a row may stand for."""
     config: ArmdConfig
 
     def __init__(self, config: ArmdConfig) -> None:
@@ -241,7 +243,7 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
             raise ArmdError(
                 f"the order is for {len(order)} tokens, the text has {n}; make them equal"
             )
-        if n > self.config.max_length:
+        if n > self.config.max_length + self.beyond:
             raise ArmdError(
                 f"a text of {n} tokens passes max_length {self.config.max_length}; cut it, or "
                 "build the model with a larger max_length"

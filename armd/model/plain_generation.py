@@ -66,7 +66,7 @@ class PlainGeneration:
         *,
         max_new_tokens: int | None = None,
         streams: int = 1,
-        eos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
         pad_token_id: int | None = None,
         **choice: Any,
     ) -> Int[Tensor, "b m"]:
@@ -107,7 +107,7 @@ class PlainGeneration:
         known: Bool[Tensor, "n"],
         *,
         streams: int = 1,
-        eos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
         pad_token_id: int | None = None,
         **choice: Any,
     ) -> Int[Tensor, "b n"]:
@@ -123,18 +123,20 @@ class PlainGeneration:
             )
         order = infill(known.cpu(), streams)
         model.check_order(order)
-        eos = self.config.eos_token_id if eos_token_id is None else eos_token_id
+        given = self.config.eos_token_id if eos_token_id is None else eos_token_id
+        eos = [given] if isinstance(given, int) else list(given or ())
         with without_dropout(model):
             text, end = _written(model, tokens.clone(), known.cpu(), order, Sampler(**choice), eos)
-        pad = next((t for t in (pad_token_id, self.config.pad_token_id, eos) if t is not None), 0)
+        pad = next((t for t in (pad_token_id, self.config.pad_token_id, *eos) if t is not None), 0)
         behind = torch.arange(len(known), device=text.device) > end[:, None]
         return text.masked_fill(behind & ~known.to(text.device), pad)
 
 
 def _written(
-    model: Any, text: Tensor, known: Tensor, order: Order, sampler: Sampler, eos: int | None
+    model: Any, text: Tensor, known: Tensor, order: Order, sampler: Sampler, eos: list[int]
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b"]]:
-    """The text, and where each row ends: at the first EOS that was drawn."""
+    """The text, and where each row ends: at the first EOS that was drawn, of any
+    that there are."""
     given, n = int(known.sum()), len(known)
     blocks, there = order.blocks(), known.clone()
     last = [at for block in blocks[:given] for at in block]
@@ -144,8 +146,8 @@ def _written(
         logits = model.logits(model.norm(cache.step(text[:, last], last, block)))
         text[:, block] = sampler.draw(logits)
         there[block], last = True, block
-        if eos is not None:
-            drawn = (text == eos) & (there & ~known).to(text.device)
+        if eos:
+            drawn = torch.isin(text, text.new_tensor(eos)) & (there & ~known).to(text.device)
             end = torch.where(drawn, place, n).amin(1)
             written = n if bool(there.all()) else int((~there).long().argmax())
             if bool((end < written).all()):

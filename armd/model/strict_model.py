@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from .errors import ArmdError
+from .errors import ArmdError, first_line
 from .folder_check import check_inside, check_link
 from .shapes import Tensor
 
@@ -89,14 +89,14 @@ HARMLESS = {
 """What transformers and its friends pass to every model, and what we do anyway."""
 
 
-def refuse_unknown(other: dict[str, Any]) -> None:
+TAKES = "input_ids, order, labels, weight and attention_mask"
+
+
+def refuse_unknown(other: dict[str, Any], takes: str = TAKES) -> None:
     """Raise for keyword arguments that would change nothing, unless nothing is what they ask."""
     wrong = [n for n, v in other.items() if v is not None and v is not HARMLESS.get(n, other)]
     if wrong:
-        raise ArmdError(
-            f"an armd model takes no {', '.join(sorted(wrong))}; it takes input_ids, order, "
-            "labels, weight and attention_mask"
-        )
+        raise ArmdError(f"an armd model takes no {', '.join(sorted(wrong))}; it takes {takes}")
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Any) -> None:
@@ -188,7 +188,3 @@ def refuse_adapter(folder: Path) -> None:
             f"{folder} holds a model and an adapter ({ADAPTER}); remove that, or merge the two: "
             "armd convert SOURCE OUT --adapter FOLDER"
         )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -159,7 +159,8 @@ static void store_top(const scratch *k, sequence *s, long from, const float *log
 }
 
 /* `logits`, (tokens drawn, outputs), gets the logits that were sampled from, sequence by sequence.
- * code and rope are tables of all positions. -1 if there is no memory; then nothing was drawn. */
+ * code and rope are tables of all positions. -1 if there is no memory; then nothing was drawn, but
+ * sums over the context may have gone on: the sequences are lost. */
 int decode_step(const network *net, sequence *const *sequences, long count, const float *code,
                 const float *rope, float *logits) {
     const int one_stream = net->query == SHIFT || net->query == NEIGHBOR;
@@ -205,12 +206,12 @@ static double now(void) {
 
 /* One step, and more while all sequences go on, `seconds` have not passed, `stop` (which another thread
  * may set) is 0 and `logits` has room for the tokens of the step, `room` of them. Returns the number of
- * steps; -1 if there is no memory for the first. */
+ * steps; -1 if there is no memory for one of them. */
 long decode_steps(const network *net, sequence *const *sequences, long count, const float *code,
                   const float *rope, float *logits, long room, double seconds, const int *stop) {
     const double end = now() + seconds;
     for (long steps = 0;;) {
-        if (decode_step(net, sequences, count, code, rope, logits)) return steps ? steps : -1;
+        if (decode_step(net, sequences, count, code, rope, logits)) return -1;
         steps++;
         long drawn = 0;
         for (long i = 0; i < count; i++) {

@@ -192,16 +192,16 @@ def pack(
         raise ArmdError(f"no weights '{weights}'; use one of {', '.join(WEIGHTS)}")
     if isinstance(model, FastLM):
         return packed_already(model, weights)
-    able = model.device.type == "cpu" and model.dtype == torch.float32 and library() is not None
     if weights == "fp32" and model.device.type == "cuda":
         return compiled(model)
-    able = able and all(is_ours(layer) for layer in model.layers)
+    able = model.device.type == "cpu" and model.dtype == torch.float32 and is_ours(model)
+    able = able and library() is not None
     if weights == "plain" or (weights == "fp32" and not able):
         return model
     if not able:
         raise ArmdError(
             f"{weights} weights need a float32 model on a CPU, without adapters of others that are "
-            "not merged, and a C compiler (cc or gcc); install one, or use --weights plain"
+            "not merged, and a C compiler (cc, gcc) that works; install one, or use --weights plain"
         )
     # the memo makes the copy share every parameter, until the matrices are packed
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
@@ -216,18 +216,20 @@ def pack(
     return with_own(assemble(fast, make, packed_embedding=weights in BITS, kept=kept)).eval()
 
 
-def is_ours(layer: nn.Module) -> bool:
-    """Its matrices are, too: others' adapters may have taken their place."""
-    return all(isinstance(getattr(layer, name), AdaptedLinear) for name in MATRICES)
+def is_ours(model: ArmdLM) -> bool:
+    """Its parts are, too: others' adapters may have taken their place. No layer stands twice."""
+    parts, names = list(model.layers), (*MATRICES, *NORMS)
+    inner = [model.norm, *(getattr(part, name) for part in parts for name in names)]
+    known = all(isinstance(one, AdaptedLinear | nn.RMSNorm) for one in inner)
+    return known and len(set(parts)) == len(parts)
 
 
 def with_own(model: FastLM) -> FastLM:
     """The model with copies of what was not packed."""
     copies = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters()}
     for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None:
-                module._parameters[name] = copies[id(weight)]
+        own = {n: copies[id(w)] for n, w in module._parameters.items() if w is not None}
+        module._parameters.update(own)
     return model
 
 
