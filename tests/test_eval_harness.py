@@ -94,32 +94,6 @@ def test_what_is_no_setting_is_said_in_a_line(given, options, said):
         ArmdHarness.create_from_arg_obj({"pretrained": "none", **given}, options)
 
 
-@pytest.mark.parametrize("limit", ["-1", "0", "nan", "inf"])
-def test_a_limit_that_nothing_fits_is_said_in_a_line(limit, monkeypatch, capsys):
-    from armd.eval.harness import main
-
-    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "armd", "-L", limit, "--tasks", "x"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("armd: --limit")
-
-
-def test_a_folder_in_the_place_of_a_kind_of_model_is_said_in_a_line(monkeypatch, capsys):
-    from lm_eval import __main__
-    from lm_eval.api.registry import get_model
-
-    from armd.eval.harness import main
-
-    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "runs/book", "--tasks", "x"])
-    # what it does with that word, once it has looked through its thousands of tasks
-    monkeypatch.setattr(__main__, "cli_evaluate", lambda: get_model("runs/book"))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert ended.value.code == 2 and line.startswith("armd: lm_eval has no kind of model")
-    assert "'runs/book'" in line and "--model armd --model_args pretrained=FOLDER" in line
-
-
 def test_lm_evals_own_hf_model_scores_a_saved_folder_alike(harness):
     """With the code that the folder carries; 0.4.13 knows no models of other packages."""
     from lm_eval.models.huggingface import HFLM
@@ -204,21 +178,6 @@ def test_a_continuation_that_ends_a_word_of_its_context_is_scored():
 def test_chat_templates_are_refused_in_a_line(harness):
     with pytest.raises(ArmdError, match="leave out --apply_chat_template"):
         harness.apply_chat_template([{"role": "user", "content": "a"}])
-
-
-def test_options_of_sampling_are_taken_and_others_told():
-    from armd.eval.harness import asked
-
-    sampled = {"do_sample": True, "temperature": 0.8, "top_p": 0.1, "top_k": 1, "min_p": 0.0}
-    found = asked({"until": ".", "max_gen_toks": 7, **sampled, "repetition_penalty": 1.2})
-    chosen = {"temperature": 0.8, "top_p": 0.1, "top_k": 1, "min_p": None}
-    assert found == (["."], 7, chosen | {"repetition_penalty": 1.2})
-    assert asked(sampled | {"do_sample": False, "num_beams": 1}) == ([], 256, {"temperature": 0.0})
-    for wrong in ({"temperature": "abc"}, {"top_k": "abc"}, {"repetition_penalty": [1]}):
-        with pytest.raises(ArmdError, match=r"of gen_kwargs must be a number"):
-            asked(wrong)
-    with pytest.raises(ArmdError, match="'typical_p' of gen_kwargs"):
-        asked({"typical_p": 0.5})
 
 
 def test_a_local_task_gives_our_bits_per_byte(tmp_path):

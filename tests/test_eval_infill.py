@@ -96,6 +96,8 @@ def test_the_verb_compares_both_sides_and_refuses_other_models(tmp_path, capsys,
     assert "one of 4 candidates" in capsys.readouterr().out
     with pytest.raises(ArmdError, match="--shares names no share"):
         eval_infill(model, data=str(file), shares=())
+    with pytest.raises(ArmdError, match="share of 2"):  # before the model is asked for
+        eval_infill("none", data=str(file), shares=(0.3, 2.0))
     with pytest.raises(ArmdError, match="candidates 0"):
         eval_infill(model, data=str(file), candidates=0)
     with pytest.raises(ArmdError, match="ARMD model"):

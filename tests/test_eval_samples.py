@@ -187,6 +187,15 @@ def test_mauve_compares_with_the_reference(tmp_path, monkeypatch, unchecked):
     assert asked == {"real": ["real", "text"], "written": ["one text", "two"]}
     assert "not run" in eval_samples(written, judge=reader, device="cpu")["mauve"]
 
+    def offline(**_):
+        raise OSError("the hub cannot be reached\nmore")
+
+    fake.compute_mauve = offline
+    found = eval_samples(written, judge=reader, reference=real, device="cpu")
+    assert found["mauve"] == "not run: the hub cannot be reached" and found["retokenised"]
+    with pytest.raises(ArmdError, match="no file nowhere"):  # before the judge is asked for
+        eval_samples(written, judge="none", reference=Path("nowhere"), device="cpu")
+
 
 def test_a_model_is_judged_and_its_samples_judged_again_from_the_file(tmp_path, capsys, unchecked):
     model = saved(tiny_armd(), tmp_path / "model")

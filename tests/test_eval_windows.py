@@ -122,8 +122,14 @@ def test_running_text_is_encoded_as_the_texts_that_are_trained_on():
     assert found[0].ids == [*text[0], EOS, *text[1], EOS]
     rows = cut(PROTOCOLS["rows"], lines, across, tally=Tally(), **options)
     assert [row.ids for row in rows] == [
-        *across(["A\n", " B\n", " C"]),
-        [EOS],
-        *across(["D\n", " E\n"]),
-        [EOS],
+        [*ids, EOS] for ids in across(["A\n", " B\n", " C", "D\n", " E\n"])
     ]
+
+
+def test_a_document_without_text_has_no_end():
+    """No model has learnt an EOS behind an EOS."""
+    lines = [None, "A\n", None, "\n", None, None, "D\n", None, None]
+    options = {"window": 100, "bos": BOS, "eos": EOS, "running": True, "tally": Tally()}
+    (found,) = cut(PROTOCOLS["exact"], lines, across, **options)
+    first, second = across(["A\n", "D\n"])
+    assert found.ids == [*first, EOS, *second, EOS]

@@ -18,6 +18,7 @@ from armd.reproduce.results_page import replaced, write_page
 from armd.reproduce.runs import Study, Trained
 from armd.reproduce.scale import mini, scale, tiny
 from armd.reproduce.train_runs import done, train_all
+from armd.train.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,16 @@ def test_runs_that_are_named_are_trained_alone_with_their_seeds_and_what_they_st
         check_runs(("armd-neigbor",), study.scale, ["perplexity"])
     with pytest.raises(ArmdError, match="generation"):
         check_runs(("armd",), study.scale, ["generation"])
+    with pytest.raises(ArmdError, match="no run"):  # it goes with its run
+        check_runs(("armd-seed1",), study.scale, ["perplexity"])
+
+
+@pytest.mark.parametrize("words", ["'torchrun", "no-such-launcher -m armd.cli"])
+def test_a_launcher_that_is_none_is_refused_before_any_run(tmp_path: Path, words: str):
+    study = Study(tiny(), tmp_path, tmp_path / "data")
+    with pytest.raises(ArmdError, match="--launch"):
+        train_all(study, [Trained("run", Recipe(preset="tiny"))], jobs=1, launch=words)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_streams_that_begin_at_even_places_are_strided():
@@ -124,6 +135,17 @@ def test_overlap_is_one_where_tokens_are_independent():
         Independent(), [(tokens, tokens == 0)], together, price.one_by_one(together)
     )
     assert found == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["third-rho-0", "armd-third"])
+def test_the_page_of_one_ablation_alone(tmp_path: Path, name: str):
+    """What it is compared with may not have been run."""
+    findings = Findings(tmp_path / "results", "ablations", "mini", "armd reproduce")
+    findings.entry(name, {"step": 1}, lambda: {"left to right": 4.0, "S=2": 4.1})
+    write_page(tmp_path / "results", tmp_path / "docs")
+    lines = (tmp_path / "docs" / "results.md").read_text().splitlines()
+    row = next(line for line in lines if "| 54.6" in line)
+    assert row.split(" | ")[2] == ("1.000" if name == "armd-third" else "-")
 
 
 def test_the_page_keeps_what_a_person_wrote(tmp_path: Path):

@@ -20,7 +20,7 @@ from armd import cli
 from armd.reproduce import price, train_runs
 from armd.reproduce.command import measure_stage
 from armd.reproduce.result_file import Findings
-from armd.reproduce.runs import Study
+from armd.reproduce.runs import Study, Trained
 from armd.reproduce.scale import tiny
 from armd.runtime.signals import PARENT
 
@@ -97,7 +97,7 @@ out, data = map(Path, sys.argv[1:])
 base = tiny().base
 recipe = replace(base, curriculum=replace(base.curriculum, steps=10**6))
 recipe = replace(recipe, report=replace(recipe.report, log_every=1, checkpoint_every=0))
-worker = start(Study(tiny(), out, data), Trained("long", recipe), jobs=1, launch="")
+worker = start(Study(tiny(), out, data), Trained("long", recipe), jobs=1, launcher=[])
 print(worker.process.pid, flush=True)
 time.sleep(1000)
 """
@@ -135,6 +135,19 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_checksums_of_a_run_that_is_done_are_compared_once(tmp_path: Path, monkeypatch):
+    """Not at each look at the runs that train: of a large model they take a while."""
+    asked, looks = [], iter([False, False, True] * 3)
+    monkeypatch.setattr(train_runs, "done", lambda _, run: asked.append(run.name) or not run.after)
+    monkeypatch.setattr(train_runs, "start", lambda *_, **__: object())
+    monkeypatch.setattr(train_runs, "ended", lambda *_: next(looks))
+    monkeypatch.setattr(train_runs, "time", SimpleNamespace(sleep=lambda _: None))
+    study, scale = Study(tiny(), tmp_path, tmp_path), tiny()
+    runs = [Trained("base", scale.base), *(Trained(n, scale.base, "base") for n in "abc")]
+    assert not train_runs.train_all(study, runs, jobs=1)
+    assert sorted(asked) == ["a", "b", "base", "c"]
 
 
 @pytest.mark.parametrize("place", ["results", "docs"])

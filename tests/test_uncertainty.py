@@ -37,6 +37,9 @@ def test_runs_of_the_same_seeds_are_compared_seed_by_seed():
     assert gap == pytest.approx(0.02) and error == pytest.approx(0.01 / math.sqrt(3))
     assert paired_difference(entries(ar=[1.0], armd=[2.0]), "armd", "ar") == (1.0, None)
     assert "the neighbor query" in claims_table({"perplexity": found})
+    many = entries(ar=[0.1 * seed for seed in range(12)], armd=[0.1 * seed for seed in range(12)])
+    del many["armd-seed3"]
+    assert paired_difference(many, "armd", "ar") == (0.0, 0.0)
 
 
 def test_errors_are_of_seeds_and_of_draws():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 
 REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 """Options of from_pretrained: what did not fit is told, not logged."""
@@ -59,7 +59,7 @@ def check_causal(name: str, model: Any) -> None:
         with torch.inference_mode():
             logits = model((ids % size).to(model.device), use_cache=False).logits.float()
     except Exception as error:  # whatever a model raises that wants more than tokens
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"{name} is no model of text alone ({reason}); give one that is") from None
     off = (logits[0, :seen] - logits[1, :seen]).square().mean().sqrt()
     bound = ROUNDING if torch.finfo(model.dtype).bits >= 32 else COARSE

@@ -19,7 +19,7 @@ from ..data.formats import (
 from ..data.hub import PARQUET, hub_rows, require_hub
 from ..data.manifest import MANIFEST
 from ..data.sources import digest
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import hash_file
 from .detokenize import DETOKENIZERS, plain
 
@@ -92,7 +92,7 @@ def find_corpora(
         raise ArmdError(f"--data '{words}' names nothing; give {', '.join(HUB)} or name=PATH")
     names = [corpus.name for corpus in found]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ArmdError(f"--data names {min(twice)} twice; give each data set once")
+        raise ArmdError(f"--data names {min(twice)} twice; name each, as in a=PATH,b=PATH")
     return found
 
 
@@ -245,7 +245,7 @@ def from_hub(name: str, split: str, rules: Detokenizers) -> Corpus:
             for row in hub_rows(place, configuration, split, revision):
                 yield row[column]
         except Exception as error:  # datasets raises whatever its readers raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise ArmdError(
                 f"cannot read {place} ({reason}); give a local copy, as --data {name}=PATH"
             ) from None

@@ -5,9 +5,12 @@ Newer versions of the harness find this class through the entry point in pyproje
 """
 
 import argparse
+import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,21 +19,18 @@ from lm_eval.api.registry import register_model  # type: ignore[import-not-found
 from tqdm.auto import tqdm
 
 from ..data.template import behind_text
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..generation.api import stream
 from ..model.order import left_to_right
 from ..runtime.seeds import seeded
+from .harness_options import asked, whole_number
 from .load_model import Loaded, load
 from .padding import filled, in_batches
 from .perplexity import Scoring, score_windows
 from .scorer import as_numbers, picked
 from .windows import Window
 
-LONGEST_ANSWER = 256
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-FILTERS = ("top_p", "top_k", "min_p")
-NEUTRAL = {"num_beams": 1, "n": 1, "best_of": 1}
-"""Options of generation that mean what armd does anyhow."""
+ROOT = Path(__file__).parents[1]
 NOT_USED = ("max_batch_size", "trust_remote_code")
 """Options of lm_eval's that it hands to every model."""
 
@@ -207,48 +207,6 @@ class ArmdHarness(LM):
         return self.loaded.tokenizer.backend.decode(ids, skip_special_tokens=False)
 
 
-def asked(options: dict[str, Any]) -> tuple[list[str], int, dict[str, Any]]:
-    """Of a task's options, or those of --gen_kwargs: stop texts, tokens, and how to sample."""
-    options = {name: value for name, value in options.items() if value is not None}
-    until = options.pop("until", [])
-    until = [until] if isinstance(until, str) else [stop for stop in until if stop]
-    lengths = [options.pop(name) for name in LENGTHS if name in options]
-    most = whole_number(LENGTHS[0], lengths[0] if lengths else LONGEST_ANSWER, 1)
-    temperature = real_number("temperature", options.pop("temperature", 0.0))
-    if not options.pop("do_sample", temperature > 0):
-        temperature = 0.0
-    chosen = {
-        name: real_number(name, options.pop(name)) or None for name in FILTERS if name in options
-    }
-    if top_k := chosen.get("top_k"):
-        chosen["top_k"] = whole_number("top_k", top_k, 1)
-    if temperature == 0:  # greedy, whatever filters a task names beside it
-        chosen = {}
-    if "repetition_penalty" in options:
-        penalty = options.pop("repetition_penalty")
-        chosen["repetition_penalty"] = real_number("repetition_penalty", penalty)
-    if unknown := [name for name, value in options.items() if NEUTRAL.get(name) != value]:
-        raise ArmdError(f"'{min(unknown)}' of gen_kwargs is unknown to armd; leave it out")
-    return until, most, {"temperature": temperature, **chosen}
-
-
-def real_number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError):
-        raise ArmdError(f"{name} {value!r} of gen_kwargs must be a number") from None
-
-
-def whole_number(name: str, value: float | str, least: int) -> int:
-    try:
-        number = int(value)
-    except (ValueError, TypeError, OverflowError):
-        number = least - 1
-    if not least <= number < 2**63:
-        raise ArmdError(f"{name} {value} must be a whole number, at least {least}")
-    return number
-
-
 def check_limit(words: Sequence[str]) -> None:
     """Raise for a --limit that lm_eval takes, and cannot count to."""
     parser = argparse.ArgumentParser("lm_eval", add_help=False, allow_abbrev=False)
@@ -274,16 +232,23 @@ def main() -> None:
     except ArmdError as error:
         print(f"armd: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except ValueError as error:
-        # lm_eval's own complaints about its words; a defect of a task would need its traceback
-        if not (said := complaint(str(error))):
+    except Exception as error:  # lm_eval complains of its words with many kinds
+        debug = os.environ.get("LMEVAL_LOG_LEVEL", "").upper() == "DEBUG"
+        if debug or is_of_armd(error):
             raise
-        print(f"armd: {said}", file=sys.stderr)
+        print(f"armd: {complaint(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def complaint(error: str) -> str:
-    """What to say of an error that lm_eval raises for a word of the command line; else nothing."""
+def is_of_armd(error: Exception) -> bool:
+    """Whether it came up in code of ours, or in what that called: then it is a defect of ours."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is main
+    return any(Path(frame.filename).is_relative_to(ROOT) for frame in frames)
+
+
+def complaint(raised: Exception) -> str:
+    """What to say of an error that lm_eval raises."""
+    error = str(raised)
     if error.startswith(("Tasks not found", "No tasks specified")):
         return f"{error}; lm_eval ls tasks lists them"
     if found := re.match("Attempted to load model '(.*)', but no model", error):
@@ -291,7 +256,8 @@ def complaint(error: str) -> str:
             f"lm_eval has no kind of model '{found[1]}'; of a folder of armd say --model armd "
             "--model_args pretrained=FOLDER"
         )
-    return ""
+    kind = type(raised).__name__
+    return f"lm_eval: {kind}: {first_line(raised)} (LMEVAL_LOG_LEVEL=DEBUG shows where)"
 
 
 if __name__ == "__main__":

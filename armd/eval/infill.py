@@ -56,10 +56,13 @@ def eval_infill(
         precision: Of weights and arithmetic; probabilities are float64.
         json: The figures go here.
     """
+    from .infill_scores import check_share
     from .load_model import load
 
     if not shares:
         raise ArmdError("--shares names no share; give one or more, such as 0.3, or leave it out")
+    for share in shares:
+        check_share(share)
     earlier = read_results(json, "infill")
     loaded = load(model, tokenizer=tokenizer, device=device, precision=precision)
     if loaded.kind != "armd" or not loaded.model.any_order:

@@ -48,7 +48,8 @@ def gained(
         for number, (row, hidden) in enumerate(zip(torch.tensor(rows), blank, strict=True)):
             generator = seeded(seed, number, "candidates")
             least = least_log_p(fast, row, hidden, candidates=count, generator=generator)
-            left = fill_blanks(model, row[None], hidden[None], full=False).log_p.double().cpu()
+            one = (row[None].to(model.device), hidden[None].to(model.device))
+            left = fill_blanks(model, *one, full=False).log_p.double().cpu()
             runs = [run.end - run.start for run in blanks_of((~hidden).tolist())]
             gain += [b - own.sum().item() for b, own in zip(least, left.split(runs), strict=True)]
             size += runs

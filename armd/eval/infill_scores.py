@@ -14,12 +14,16 @@ SPAN = 8
 ROWS = 256
 
 
+def check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise ArmdError(f"a share of {share} blanks must be above 0 and below 1")
+
+
 def hide(
     n: int, share: float, kind: str, *, generator: torch.Generator | None = None
 ) -> Bool[Tensor, "n"]:
     """True where a token is blank: about `share` of n, single tokens or spans of 8."""
-    if not 0 < share < 1:
-        raise ArmdError(f"a share of {share} blanks must be above 0 and below 1")
+    check_share(share)
     count = max(1, round(share * n))
     blank = torch.zeros(n, dtype=torch.bool)
     if kind == "tokens":

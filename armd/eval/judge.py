@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..convert.gguf_source import fast_reader
 from ..convert.gguf_tokenizer import alone, as_in_file
 from ..convert.smollm2 import package_file
-from ..data.tokenizer import no_panic
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from .padding import filled, in_batches
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ class Judge:
         return min(MOST, most - len(self.start))
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        with no_panic():
-            found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        return self.tokenizer.encode_texts(texts)
 
     def surprise(self, rows: list[list[int]], *, batch: int = 8) -> list[list[float]]:
         """-log p of every token but the first, in nats, for each row of ids."""
@@ -157,7 +154,7 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
         fields = fast_reader(str(file)).fields  # which say what transformers leaves out
         backend = as_in_file(loaded.backend_tokenizer, fields)
     except Exception as error:  # the reader raises many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"cannot read {file} as a model: {reason}") from None
     model = checked(str(file), found)
     special = {role: str(getattr(loaded, role)) for role in ROLES if getattr(loaded, role, None)}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..baselines import knows_orders, model_class
 from ..data.sources import digest
-from ..data.tokenizer import no_panic
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..model.strict_model import check_weight_files
 from ..pretrained import (
     OURS,
@@ -72,9 +71,7 @@ class Loaded:
         return self.tokenizer.eos
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        with no_panic():
-            found = self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        return self.tokenizer.encode_texts(texts)
 
     @property
     def parameters(self) -> int:
@@ -198,7 +195,7 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
     try:
         found = found or AutoModelForCausalLM.from_pretrained(name, **options)
     except Exception as error:  # transformers and its hub client raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None
     return in_memory(checked(name, found))
 
@@ -220,7 +217,8 @@ def check_claims(folder: Path) -> None:
         table = tables.pop()
         tables += [value for value in table.values() if isinstance(value, dict)]
         for key, value in table.items():
-            if "layer" in key and type(value) is int and value > len(shapes):
+            counts = "layer" in key and not key.startswith("max_")  # of Qwen: a bound, no count
+            if counts and type(value) is int and value > len(shapes):
                 raise ArmdError(
                     f"{folder} does not fit its own config.json: {key} {value} is more than its "
                     f"{len(shapes)} tensors; copy it again"

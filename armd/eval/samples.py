@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tyro
 
 from ..data.manifest import MANIFEST
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from .judge import DEFAULT, Judge, averages, load_judge
 from .results import beside, read_results, stamp, write_results
 from .sample_files import Samples, heldout_samples, place_for, read_samples
@@ -62,10 +62,7 @@ def eval_samples(
         overwrite: Replace the file of --save, if there is one.
         json: The figures go here.
     """
-    if count < 1 or batch < 1 or (length is not None and length < 2):
-        raise ArmdError("count and batch must be at least 1, length at least 2")
-    if count > MOST_SAMPLES:
-        raise ArmdError(f"--count {count} is more than {MOST_SAMPLES:,}; lower it")
+    check_numbers(count, batch, length)
     if save is not None and json is not None and save.resolve() == json.resolve():
         raise ArmdError("--save and --json name one file; the figures need one of their own")
     if temperature != 1 and match_entropy is not None:
@@ -77,9 +74,14 @@ def eval_samples(
         used |= {"--tokenizer": tokenizer is not None, "--seed": is_file and seed != 0}
         refuse_unused(source, used)
     earlier = read_results(json, "samples")
+    if reference is not None and not reference.is_file():
+        raise ArmdError(f"no file {reference}; --reference names real text")
     with place_for(save, overwrite=overwrite) as keep:
         judging = load_judge(judge, device=device, precision=precision)
         cut = judging.max_length
+        real = None
+        if reference is not None:
+            real = read_samples(reference, judging, count=count, length=cut).texts
         if is_file:
             found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
             refuse_unused(source, {"--length": length is not None and "length" not in found.facts})
@@ -103,12 +105,19 @@ def eval_samples(
             )
         failed = keep(found)
     result = judged(found, judging, cut=cut, batch=batch)
-    result |= {"source": source, "mauve": mauve(found, reference, judging, count, cut), **stamp()}
+    result |= {"source": source, "mauve": mauve(found.texts, real), **stamp()}
     print(shown(result))
     write_results(json, "samples", beside(earlier, [result]))
     if failed:
         raise ArmdError(f"the samples are lost: {failed}; the figures are whole")
     return result
+
+
+def check_numbers(count: int, batch: int, length: int | None) -> None:
+    if count < 1 or batch < 1 or (length is not None and length < 2):
+        raise ArmdError("count and batch must be at least 1, length at least 2")
+    if count > MOST_SAMPLES:
+        raise ArmdError(f"--count {count} is more than {MOST_SAMPLES:,}; lower it")
 
 
 def refuse_unused(source: str, used: dict[str, bool]) -> None:
@@ -150,16 +159,18 @@ def judged(samples: Samples, judge: Judge, *, cut: int, batch: int) -> dict[str,
     }
 
 
-def mauve(samples: Samples, file: Path | None, judge: Judge, count: int, cut: int) -> Any:
-    """MAUVE against real text, if both are there; otherwise why not."""
-    if file is None:
+def mauve(texts: list[str], real: list[str] | None) -> float | str:
+    """MAUVE against real text, if it can be computed; otherwise why not."""
+    if real is None:
         return "not run: give real text with --reference"
     if importlib.util.find_spec("mauve") is None:
         return "not run: pip install mauve-text"
     import mauve as package  # type: ignore[import-not-found]
 
-    real = read_samples(file, judge, count=count, length=cut)
-    return float(package.compute_mauve(p_text=real.texts, q_text=samples.texts).mauve)
+    try:
+        return float(package.compute_mauve(p_text=real, q_text=texts).mauve)
+    except Exception as error:  # it asks the hub for a model; the other figures are there already
+        return f"not run: {first_line(error)}"
 
 
 def shown(result: dict[str, Any]) -> str:

@@ -96,11 +96,14 @@ def cut(
 ) -> Iterator[Window]:
     """Stream the windows of a text; the tally is complete when they are used up. In running text
     rows are lines that follow each other, and None is the end of a document; they are encoded
-    together, because tokens may cross from line to line, unless each row is a window."""
+    together, because tokens may cross from line to line, unless each row is a window. Documents
+    without text are left out, as armd prepare does."""
     room = window - 2 if protocol.wrapped else window - (protocol.by_row and protocol.free_bos)
     if room < 1:
         raise ArmdError(f"a window of {window} tokens holds none of the text; raise --window")
-    rows = documents(rows) if running and not protocol.by_row else iter(rows)
+    if running and protocol.by_row:
+        rows, running = (row for row in rows if row is not None), False
+    rows = documents(rows) if running else iter(rows)
     while some := list(islice(rows, 1 if running else AT_ONCE)):
         encoded = iter(encode([text for text in some if text is not None]))
         for text in some:
@@ -122,10 +125,11 @@ def documents(lines: Iterable[str | None]) -> Iterator[str | None]:
         if line is not None:
             found.append(line)
             continue
-        if found:
-            yield "".join(found)
-        yield None
+        text = "".join(found)
         found.clear()
+        if text.strip():
+            yield text
+            yield None
     if found:
         yield "".join(found)
 

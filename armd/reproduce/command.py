@@ -115,6 +115,7 @@ def check_runs(runs: tuple[str, ...], scale: Any, stages: list[str]) -> tuple[st
         if stage == "generation":
             raise ArmdError("stage generation compares all its runs; leave out --runs")
     known = {run.name for stage in stages for run in runs_of(stage)(scale)}
+    known = {name for name in known if "-seed" not in name}  # which go with their runs
     for name in runs:
         if name not in known:
             raise no_such(f"run of {', '.join(stages)}", name, known, "see --plan")

@@ -79,6 +79,13 @@ def perplexity_of(entries: Entries, name: str) -> float:
     return exp(mean_nats(entries, name))
 
 
+def ratio_to(entries: Entries, name: str, base: str) -> str:
+    """Of perplexities; unknown where only one of the two was run."""
+    if base not in entries:
+        return "-"
+    return f"{perplexity_of(entries, name) / perplexity_of(entries, base):.3f}"
+
+
 def with_error(entries: Entries, name: str, kind: str, pooled: float | None = None) -> str:
     """Perplexity, and its standard error in percent."""
     values = [f[kind] for f in seeds_of(entries, name) if kind in f]
@@ -98,13 +105,12 @@ def perplexity_table(entries: Entries) -> str:
     for name in sorted(present, key=lambda name: perplexity_of(entries, name)):
         figures = entries[name]["figures"]
         kind = "bound" if "bound" in figures else "left to right"
-        ratio = perplexity_of(entries, name) / perplexity_of(entries, "ar") if flops else 0.0
         rows.append(
             [
                 LABELS[name],
                 ("≤ " if kind == "bound" else "") + with_error(entries, name, kind),
                 rank(entries, name, present),
-                f"{ratio:.3f}",
+                ratio_to(entries, name, "ar"),
                 *(with_error(entries, name, k) for k in ("S=2", "S=4", "random")),
                 f"{figures['train_flops_a_token'] / flops:.2f}" if flops else "-",
                 IN_TABLE_3.get(name, "-"),
@@ -254,10 +260,8 @@ def ablation_table(entries: Entries, pooled: float | None = None) -> str:
     for name, label in ABLATIONS.items():
         if name not in entries:
             continue
-        ratio = perplexity_of(entries, name) / perplexity_of(entries, "armd-third")
+        ratio = ratio_to(entries, name, "armd-third")
         kinds = ("S=2", "S=4", "random")
         rest = [with_error(entries, name, kind, pooled) for kind in kinds]
-        rows.append(
-            [label, with_error(entries, name, "left to right", pooled), f"{ratio:.3f}", *rest]
-        )
+        rows.append([label, with_error(entries, name, "left to right", pooled), ratio, *rest])
     return markdown(header, rows)

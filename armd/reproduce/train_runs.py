@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ..errors import ArmdError
 from ..runtime.atomic_files import refuse_link, replace_text
 from ..runtime.atomic_folders import our_folder
 from ..runtime.signals import PARENT
-from ..train.export import exported_step
+from ..train.export import exported_step, told_step
 from ..train.recipe import Recipe
 from ..train.recipe_files import as_json, differences
 from ..train.run_folder import EXPORT, data_facts, read_data_facts, read_recipe
@@ -39,8 +40,9 @@ class Worker:
 def done(study: Study, trained: Trained) -> bool:
     """The run is at its last step, and it is a run of this very recipe. One of another recipe is
     not done: the trainer will refuse to go on with it, and say why."""
-    folder = study.run(trained.name)
-    if exported_step(folder / EXPORT) != trained.recipe.curriculum.total:
+    folder, total = study.run(trained.name), trained.recipe.curriculum.total
+    # what it tells is read at once, its checksums where that is worth it
+    if told_step(folder / EXPORT) != total or exported_step(folder / EXPORT) != total:
         return False
     return not any(differences(read_recipe(folder), study.placed(trained)))
 
@@ -68,7 +70,9 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
     Returns what went wrong, by run: one that fails stops no other. Asked to stop, the runs save
     first, and the same command goes on with them."""
     check_data(study, runs)
-    waiting = [run for run in runs if not done(study, run)]
+    launcher = launcher_of(launch)
+    finished = {run.name for run in runs if done(study, run)}
+    waiting = [run for run in runs if run.name not in finished]
     if waiting:
         print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
     working: list[Worker] = []
@@ -82,9 +86,10 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
         while waiting or working:
             if asked:
                 raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
-            for run in ready(study, runs, waiting)[: jobs - len(working)]:
+            free = jobs - len(working)
+            for run in ready(study, runs, waiting, finished)[:free] if free else ():
                 waiting.remove(run)
-                working.append(start(study, run, jobs=jobs, launch=launch))
+                working.append(start(study, run, jobs=jobs, launcher=launcher))
             if not working:  # what is left starts from runs that failed
                 failed |= {run.name: f"needs {run.after}" for run in waiting}
                 break
@@ -99,22 +104,37 @@ def train_all(study: Study, runs: list[Trained], *, jobs: int, launch: str = "")
     return failed
 
 
-def ready(study: Study, runs: list[Trained], waiting: list[Trained]) -> list[Trained]:
-    """Those that start from nothing, or from a run that is done."""
-    named = {run.name: run for run in runs}
-    return [run for run in waiting if not run.after or done(study, named[run.after])]
+def ready(
+    study: Study, runs: list[Trained], waiting: list[Trained], finished: set[str]
+) -> list[Trained]:
+    """Those that start from nothing, or from a run that is done, whose checksums are compared once:
+    its name goes into `finished`."""
+    wanted = {run.after for run in waiting} - finished
+    finished |= {run.name for run in runs if run.name in wanted and done(study, run)}
+    return [run for run in waiting if not run.after or run.after in finished]
 
 
-def start(study: Study, trained: Trained, *, jobs: int, launch: str) -> Worker:
+def launcher_of(words: str) -> list[str]:
+    """How a run is started instead of `armd`, as words of a command; none: as usual."""
+    try:
+        found = shlex.split(words)
+    except ValueError as error:
+        raise ArmdError(f"cannot read --launch {words!r} ({error}); quote its words") from None
+    if found and shutil.which(found[0]) is None:
+        raise ArmdError(f"--launch: there is no command {found[0]!r}; name one on the path")
+    return found
+
+
+def start(study: Study, trained: Trained, *, jobs: int, launcher: list[str]) -> Worker:
     """`armd train`, from a config file, on this run's share of the cores."""
     recipe = study.placed(trained)
-    command = [*(shlex.split(launch) or [sys.executable, "-m", "armd.cli"]), "train"]
+    command = [*(launcher or [sys.executable, "-m", "armd.cli"]), "train"]
     command += [recipe.preset, "--config", str(config_file(study, trained.name, recipe))]
     file = our_folder(study.folder / "logs") / f"{trained.name}.log"
     refuse_link(file)
     log = file.open("ab")
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    if not launch:  # else the child is a launcher, which knows nothing of it
+    if not launcher:  # else the child is a launcher, which knows nothing of it
         environment[PARENT] = str(os.getpid())
     # a group of its own: Ctrl-C is passed on by us, once
     process = subprocess.Popen(

@@ -18,12 +18,20 @@ CERTAIN = 2.0
 """Standard errors that decide a claim or a rank."""
 
 
-def seeds_of(entries: Entries, name: str) -> list[dict[str, Any]]:
+def by_seed(entries: Entries, name: str) -> dict[int, dict[str, Any]]:
     """The figures of a run with every seed, the first seed's first; of this recipe and dataset
     alone."""
-    same = re.compile(rf"{re.escape(name)}(-seed\d+)?")
-    found = [entries[key] for key in sorted(entries) if same.fullmatch(key)]
-    return [entry["figures"] for entry in found if recipe_of(entry) == recipe_of(entries[name])]
+    same = re.compile(rf"{re.escape(name)}(?:-seed(\d+))?")
+    found = {
+        int(match[1] or 0): entry["figures"]
+        for key, entry in entries.items()
+        if (match := same.fullmatch(key)) and recipe_of(entry) == recipe_of(entries[name])
+    }
+    return dict(sorted(found.items()))
+
+
+def seeds_of(entries: Entries, name: str) -> list[dict[str, Any]]:
+    return list(by_seed(entries, name).values())
 
 
 def recipe_of(entry: dict[str, Any]) -> list[Any]:
@@ -71,7 +79,8 @@ def paired_difference(
 ) -> tuple[float, float | None]:
     """Mean over seeds of how much greater one run's loss is than another's of the same seed, which
     saw the same text in the same order; and its standard error."""
-    pairs = zip(seeds_of(entries, one), seeds_of(entries, two), strict=False)
+    first, second = by_seed(entries, one), by_seed(entries, two)
+    pairs = [(figures, second[seed]) for seed, figures in first.items() if seed in second]
     gaps = [nats(a) - nats(b) if kind is None else a[kind] - b[kind] for a, b in pairs]
     error = statistics.stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else None
     return statistics.mean(gaps), error
