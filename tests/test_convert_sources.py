@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from armd.convert import weight_file  # noqa: E402
 from armd.convert.adapter import fingerprint  # noqa: E402
+from armd.convert.command import Conversion, convert_command  # noqa: E402
+from armd.convert.gguf_source import open_gguf  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
+from armd.convert.to_gguf import to_gguf  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 
 
@@ -117,3 +120,26 @@ def test_room_beside_the_weights_is_asked_for_by_their_size(
         return weight_file.check_disk(tmp_path, size)
     with pytest.raises(ArmdError, match="are free there"):
         weight_file.check_disk(tmp_path, size)
+
+
+def test_a_type_of_gguf_files_is_asked_for_in_gguf_files_alone(tmp_path: Path) -> None:
+    for to in ("armd", "llama"):
+        with pytest.raises(ArmdError, match="--type is for --to gguf"):
+            convert_command(Conversion("none", tmp_path / "out", to=to, type="Q8_0"))  # type: ignore[arg-type]
+
+
+def test_a_gguf_file_that_is_cut_while_it_is_read_is_one_line(source: Path, tmp_path: Path) -> None:
+    """Its weights are read when they are wanted, not mapped: that would end the process."""
+    pytest.importorskip("gguf")
+    convert(str(source), tmp_path / "ours")
+    file = tmp_path / "model.gguf"
+    to_gguf(str(tmp_path / "ours"), file, "Q8_0")
+    opened, whole = open_gguf(file), file.read_bytes()
+    name = next(iter(opened.shapes))
+    before = opened.read(name)
+    file.write_bytes(b"")
+    for one in opened.shapes:
+        with pytest.raises(ArmdError, match="was cut"):
+            opened.read(one)
+    file.write_bytes(whole)
+    assert torch.equal(opened.read(name), before)

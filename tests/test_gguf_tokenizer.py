@@ -20,7 +20,8 @@ from tokenizers import (  # noqa: E402
     trainers,
 )
 
-from armd.convert import to_gguf  # noqa: E402
+from armd.convert import to_gguf, to_gguf_tokenizer  # noqa: E402
+from armd.convert.gguf_words import name_for  # noqa: E402
 from armd.convert.to_armd import convert  # noqa: E402
 from armd.data.tokenizer import TextTokenizer, byte_symbols  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
@@ -62,11 +63,17 @@ def llama3() -> TextTokenizer:
     return TextTokenizer(backend, dict(zip(("bos_token", "eos_token"), ENDS, strict=True)))
 
 
-def sentencepiece(kind: str) -> TextTokenizer:
-    """As of Llama 2: `kind` says which spaces stand before a text."""
+def sentencepiece(kind: str, merges_of: str = "") -> TextTokenizer:
+    """As of Llama 2: `kind` says which spaces stand before a text. `merges_of`: with a token whose
+    number is not in the order of the merges, or with one that they do not make."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["▁", "t", "h", "e", "▁t", "he", "▁the", "▁▁", "x", "y"]
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "▁")]
+    if merges_of == "another order":
+        words.append("th")
+        merges.insert(0, ("t", "h"))
+    elif merges_of == "fewer":
+        merges.remove(("▁t", "he"))
     vocabulary = {word: number for number, word in enumerate(words)}
     model = models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     backend = Tokenizer(model)
@@ -90,6 +97,7 @@ def sentencepiece(kind: str) -> TextTokenizer:
 def through_gguf(made: TextTokenizer, folder: Path) -> tuple[Path, TextTokenizer]:
     """The file of a model whose table these tokens fill, and what is read from it."""
     source = folder / "source"
+    folder.mkdir(exist_ok=True)
     source_model("llama", source, vocab_size=made.vocab_size)
     made.save(folder / "tokenizer")
     for file in (folder / "tokenizer").iterdir():
@@ -194,7 +202,7 @@ def test_text_that_is_changed_first_is_refused_or_told(
 def test_a_way_to_cut_that_is_not_known_is_refused(
     name: str, said: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(to_gguf, "name_for", lambda _: name)
+    monkeypatch.setattr(to_gguf_tokenizer, "name_for", lambda _: name)
     with pytest.raises(ArmdError, match=f"how text is cut into words is {said}"):
         through_gguf(cutting([GPT2_BYTES]), tmp_path)
     assert not (tmp_path / "again").exists()
@@ -232,6 +240,34 @@ def test_a_network_that_is_not_ours_is_refused(
 def test_the_space_before_a_text_is_the_source_s(kind: str, tmp_path: Path) -> None:
     made = sentencepiece(kind)
     same(made, through_gguf(made, tmp_path)[1])
+
+
+def test_pieces_are_joined_in_the_order_of_the_merges(tmp_path: Path, capsys: Any) -> None:
+    """Readers of a file go by scores: numbers of tokens are no order of merges."""
+    made = sentencepiece("prepend", "another order")
+    assert made.backend.encode("the", add_special_tokens=False).tokens == ["▁", "th", "e"]
+    same(made, through_gguf(made, tmp_path / "1")[1])
+    assert "joins fewer" not in capsys.readouterr().err
+    through_gguf(sentencepiece("prepend", "fewer"), tmp_path / "2")
+    assert "joins fewer pieces" in capsys.readouterr().err
+
+
+def test_what_a_file_cannot_say_of_tokens_is_refused_or_told(capsys: Any) -> None:
+    saved = {"model": {"end_of_word_suffix": "</w>"}, "added_tokens": []}
+    with pytest.raises(ArmdError, match="end_of_word_suffix"):
+        to_gguf_tokenizer.check_pieces(saved)
+    to_gguf_tokenizer.check_pieces(
+        {"model": {}, "added_tokens": [{"content": "<m>", "lstrip": True}]}
+    )
+    assert "<m>" in capsys.readouterr().err
+    one = Tokenizer(models.BPE({byte: n for n, byte in enumerate(byte_symbols())}, []))
+    for prefix in (False, True):
+        one.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+        if prefix:
+            with pytest.raises(ArmdError, match="cuts text"):
+                name_for(json.loads(one.to_str()))
+        else:
+            assert name_for(json.loads(one.to_str())) == "gpt-2"
 
 
 def test_a_file_that_does_not_say_has_the_space(tmp_path: Path, monkeypatch: Any) -> None:

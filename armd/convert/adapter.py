@@ -65,7 +65,7 @@ class Merging:
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, Fingerprint()
         rank, alpha = read_sizes(folder)
-        self.facts, self.scale = read_json(folder / FACTS, str(folder)), alpha / rank
+        self.facts, self.scale = read_facts(folder), alpha / rank
         self.low = read_tensors(folder / WEIGHTS)
         self.new = read_tensors(folder / NEW)
         found = (self.low | self.new).items()
@@ -157,6 +157,15 @@ def read_sizes(folder: Path) -> tuple[int, float]:
     return rank, alpha
 
 
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What armd adapt says of its adapter."""
+    if not (folder / FACTS).is_file():
+        raise ArmdError(
+            f"{folder} has no {FACTS}: it is no adapter that armd adapt wrote; name one"
+        )
+    return read_json(folder / FACTS, str(folder))
+
+
 def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, "pt") as opened:
@@ -218,7 +227,7 @@ def write_adapter(
 
 def right_offset_of(folder: Path) -> int:
     """config.right_offset of the model that an adapter was made with."""
-    offset = read_json(folder / FACTS, str(folder)).get("right_offset", 0)
+    offset = read_facts(folder).get("right_offset", 0)
     if type(offset) is not int or not 0 <= offset <= 2**24:
         raise damaged(folder, "its right_offset is no number of positions")
     return offset

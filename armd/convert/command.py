@@ -26,8 +26,8 @@ class Conversion:
     """The new folder; with --to gguf, the new file."""
     to: Literal["armd", "llama", "gguf"] = "armd"
     """What to write."""
-    type: Literal["F32", "F16", "Q8_0", "Q4_0"] = "F16"
-    """Of the matrices in a GGUF file."""
+    type: Literal["F32", "F16", "Q8_0", "Q4_0"] | None = None
+    """Of the matrices in a GGUF file; F16 if not given."""
     max_length: int | None = None
     """The longest text of the new model; the source's own if not given."""
     adapter: Path | None = None
@@ -38,6 +38,8 @@ def convert_command(job: Conversion) -> None:
     """Convert, and say what was done."""
     if job.to != "armd" and (job.adapter or job.max_length):
         raise ArmdError("--adapter and --max-length are for --to armd; leave them out")
+    if job.to != "gguf" and job.type:
+        raise ArmdError("--type is for --to gguf; leave it out")
     began = time.perf_counter()
     if job.to == "armd":
         from .to_armd import convert
@@ -55,10 +57,11 @@ def convert_command(job: Conversion) -> None:
     else:
         from .to_gguf import to_gguf
 
-        ours = to_gguf(job.source, job.out, job.type)
+        kind = job.type or "F16"
+        ours = to_gguf(job.source, job.out, kind)
         config = ours.config
         but = "" if ours.bos_is_a_token else BUT_FOR_BOS
-        more = f"{job.type}, left to right the same model{but} up to rounding"
+        more = f"{kind}, left to right the same model{but} up to rounding"
     seconds = time.perf_counter() - began
     grouped = f" of {config.n_kv_heads} key-value heads" * (config.n_kv_heads != config.n_heads)
     print(

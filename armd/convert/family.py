@@ -105,10 +105,15 @@ def check_parts(source: str, facts: Mapping[str, Any]) -> None:
     check_window(source, facts)
 
 
+MISTRAL_WINDOW = 4096
+"""Of transformers, where a Mistral's config does not name one; null is none."""
+
+
 def check_window(source: str, facts: Mapping[str, Any]) -> None:
     """A window as long as the longest text hides nothing."""
-    window = facts.get("sliding_window")
-    used = facts.get("use_sliding_window", facts["model_type"] == "mistral")
+    mistral = facts["model_type"] == "mistral"
+    window = facts.get("sliding_window", MISTRAL_WINDOW if mistral else None)
+    used = facts.get("use_sliding_window", mistral)
     kinds = facts.get("layer_types") or []
     hides = window is not None and window < facts["max_position_embeddings"]
     if hides and used and (not kinds or "sliding_attention" in kinds):

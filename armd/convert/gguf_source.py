@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..runtime.atomic_folders import watched
 from .family import LLAMA3, WRONG_KINDS, check_family, llama3_factors, refuse
 from .gguf_tokenizer import save_tokenizer
@@ -74,7 +74,7 @@ def open_gguf(file: Path) -> Source:
         frequencies = [t.data.tolist() for t in reader.tensors if t.name == FREQUENCIES]
         check_places(reader)
     except Exception as error:  # the reader raises many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(
             f"{file} is cut off or no GGUF file ({reason}); download it again"
         ) from None
@@ -86,7 +86,7 @@ def open_gguf(file: Path) -> Source:
     def read(name: str) -> Tensor:
         found = tensors[name]
         try:
-            values = gguf.dequantize(found.data, found.tensor_type)
+            values = gguf.dequantize(bytes_of(file, found), found.tensor_type)
         except NotImplementedError:
             kind = found.tensor_type.name
             raise ArmdError(
@@ -108,6 +108,22 @@ def open_gguf(file: Path) -> Source:
     )
 
 
+def bytes_of(file: Path, tensor: Any) -> Any:
+    """A tensor as it stands in the file now. The reader's own is mapped: a file that is cut
+    meanwhile would end the process."""
+    import numpy as np
+
+    place = {"dtype": tensor.data.dtype, "count": tensor.data.size, "offset": tensor.data_offset}
+    found = np.fromfile(file, **place)
+    if len(found) < tensor.data.size:
+        raise ArmdError(f"{file} was cut while it was read; give the command again")
+    return found.reshape(tensor.data.shape)
+
+
+SMALL = 1 << 20
+"""Bytes of a part of the file that is kept in memory: all but weights."""
+
+
 def fast_reader(file: str) -> Any:
     """gguf's reader, over an ordinary array: it slices its file some hundred thousand times, and a
     slice of a memmap takes three times as long."""
@@ -127,7 +143,7 @@ def fast_reader(file: str) -> Any:
             found = super()._get(offset, dtype, count, *more, **named)
             if len(found) < count:  # gguf's own goes on, up to any count that the file names
                 raise EOFError("it ends before what it says it holds")
-            return found
+            return found.copy() if found.nbytes < SMALL else found
 
     return Reader(file)
 

@@ -4,7 +4,6 @@ not, and asks neither for a space before a text nor for words that are taken who
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from .gguf_words import cut_as
 
 if TYPE_CHECKING:
@@ -28,13 +27,13 @@ def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        with quiet_bars(), alone(file) as folder:
+        with alone(file) as folder:
             found = AutoTokenizer.from_pretrained(
                 folder, gguf_file=file.name, trust_remote_code=False
             )
         exact = as_in_file(found.backend_tokenizer, fields)
     except Exception as error:  # the readers raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"cannot read the tokenizer in {file}: {reason}") from None
     if template := fields.get("tokenizer.chat_template"):
         found.chat_template = str(template.contents())
@@ -93,17 +92,3 @@ def alone(file: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, file.name).symlink_to(file.resolve())
         yield folder
-
-
-@contextmanager
-def quiet_bars() -> Iterator[None]:
-    """No bars while a GGUF file is read: its reader draws them whatever the log level says."""
-    before = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TQDM_DISABLE"]
-        else:
-            os.environ["TQDM_DISABLE"] = before

@@ -70,9 +70,10 @@ def cut_as(saved: dict[str, Any], name: str) -> None:
 def name_for(saved: dict[str, Any]) -> str:
     """llama.cpp's name for how a saved tokenizer cuts text: found by what it does."""
     whole, merges = bool(saved["model"].get("ignore_merges")), saved["model"].get("merges")
-    if not merges and "ByteLevel" in json.dumps(saved.get("pre_tokenizer")):
+    cutter = json.dumps(saved.get("pre_tokenizer"))
+    if not merges and "ByteLevel" in cutter and '"add_prefix_space": true' not in cutter:
         return "gpt-2"  # each token is a byte, however text is cut
-    cut = words_of(json.dumps(saved.get("pre_tokenizer")))
+    cut = words_of(cutter)
     for name in WAYS:
         if whole == (name in WHOLE_WORDS) and cut == words_of(json.dumps(WAYS[name])):
             return name

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.tokenizer import from_transformers
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import read_text
 from ..runtime.atomic_folders import watched
 from ..runtime.weight_files import weight_files
@@ -81,7 +81,7 @@ def downloaded(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub's client raises many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"cannot get '{name}' from the hub: {reason}") from None
 
 
@@ -154,5 +154,5 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
         found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         found.save_pretrained(str(out))
     except Exception as error:  # the readers raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ArmdError(f"no tokenizer in {folder}: {reason}; copy its files there") from None

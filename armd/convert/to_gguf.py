@@ -7,30 +7,23 @@ import errno
 import importlib.util
 import math
 import os
-import shutil
 import struct
-import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.tokenizer import from_folder
 from ..errors import ArmdError
 from ..runtime.atomic_folders import made_folder
 from ..runtime.lock import locked
 from ..runtime.signals import raise_if_stopped, terminated_as_interrupt
 from .family import WRONG_KINDS, llama3_factors
 from .gguf_source import FREQUENCIES, INNER, OUTER
-from .gguf_tokenizer import SPACE
-from .gguf_words import name_for
 from .layout import interleaved
-from .source import read_json
-from .to_llama import Ours, bos_and_eos, check_bos, copy_tokenizer, open_ours
+from .to_gguf_tokenizer import add_tokenizer
+from .to_llama import Ours, check_bos, open_ours
 from .weight_file import check_disk
 
 if TYPE_CHECKING:
     import numpy as np
-    from tokenizers import Tokenizer
 
 KINDS = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 """Types of the matrices, and what llama.cpp calls a file of them."""
@@ -174,86 +167,3 @@ def add_facts(writer: Any, ours: Ours, file_type: int) -> None:
     writer.add_vocab_size(c.vocab_size)
     writer.add_file_type(file_type)
     writer.add_quantization_version(2)
-
-
-def add_tokenizer(writer: Any, ours: Ours) -> None:
-    """Tokens, their kinds, merges, special tokens and the chat template."""
-    import gguf
-
-    file = ours.folder / "tokenizer.json"
-    if not file.is_file():
-        raise ArmdError(f"no tokenizer.json in {ours.folder}; copy the model's tokenizer there")
-    saved = read_json(file, str(ours.folder))
-    if saved["model"].get("type") != "BPE":
-        raise ArmdError(f"a {saved['model'].get('type')} tokenizer has no place in a GGUF file")
-    vocabulary = {number: token for token, number in saved["model"]["vocab"].items()}
-    added = {token["id"]: token for token in saved["added_tokens"]}
-    spoken = saved["model"].get("byte_fallback", False)  # as sentencepiece has it
-    words, kinds, scores = [], [], []
-    for number in range(ours.config.vocab_size):
-        token = added[number]["content"] if number in added else vocabulary.get(number)
-        words.append(f"[PAD{number}]" if token is None else token)
-        kinds.append(token_kind(token, added.get(number), spoken))
-        scores.append(-float(number))
-    if not spoken:
-        check_normalizer(saved.get("normalizer"))
-    writer.add_tokenizer_model("llama" if spoken else "gpt2")
-    writer.add_tokenizer_pre("default" if spoken else ours.notes.get("gguf_pre") or name_for(saved))
-    writer.add_token_list(words)
-    writer.add_token_types(kinds)
-    merges = not spoken and bool(saved["model"].get("merges"))
-    if spoken:
-        writer.add_token_scores(scores)
-        writer.add_add_space_prefix(checked_space(from_folder(ours.folder).backend))
-    elif not merges:  # each byte is a token; without the list nobody reads the file
-        writer.add_key_value(gguf.Keys.Tokenizer.MERGES, [], gguf.GGUFValueType.ARRAY)
-    with tempfile.TemporaryDirectory() as folder:
-        copy_tokenizer(ours.folder, Path(folder))
-        shutil.copyfile(ours.folder / "config.json", Path(folder, "config.json"))
-        special = gguf.SpecialVocab(folder, load_merges=merges, n_vocab=len(words))
-    bos, eos = bos_and_eos(ours.folder)
-    found = {"bos": bos, "eos": eos}
-    special.special_token_ids |= {role: n for role, n in found.items() if n is not None}
-    special.add_to_gguf(writer, quiet=True)
-
-
-def check_normalizer(normalizer: dict[str, Any] | None) -> None:
-    """Raise for one that changes ordinary text, which llama.cpp would not do before its BPE. NFC
-    changes only text that is composed otherwise; there a line says so."""
-    kinds = {part["type"] for part in (normalizer or {}).get("normalizers", [normalizer]) if part}
-    if kinds - {"NFC"}:
-        raise ArmdError(
-            f"the tokenizer changes text first ({', '.join(sorted(kinds))}), for which a GGUF file "
-            "has no place; use --to llama"
-        )
-    if kinds:
-        print(
-            "armd: warning: text that is not in Unicode's form NFC gets other tokens in llama.cpp",
-            file=sys.stderr,
-        )
-
-
-def checked_space(backend: Tokenizer) -> bool:
-    """Whether a space is put before a text; warns where that is not always so, as with Metaspace,
-    which no GGUF file can say."""
-    first, spaced = (backend.encode(t, add_special_tokens=False).tokens for t in ("a", " a"))
-    before = bool(first) and first[0].startswith(SPACE)
-    if before and first == spaced:
-        print(
-            "armd: warning: a text that begins with a space, or stands after a special token, gets "
-            "one more space there",
-            file=sys.stderr,
-        )
-    return before
-
-
-def token_kind(token: str | None, added: dict[str, Any] | None, spoken: bool) -> int:
-    import gguf
-
-    if token is None:
-        return gguf.TokenType.UNUSED
-    if added is not None:
-        return gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
-    if spoken and len(token) == 6 and token.startswith("<0x"):
-        return gguf.TokenType.BYTE
-    return gguf.TokenType.NORMAL
