@@ -2,7 +2,6 @@
 so `armd --help` answers without loading torch."""
 
 import difflib
-import errno
 import importlib
 import inspect
 import itertools
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .cli_errors import REFUSALS, one_line, refusal_of
 from .errors import ArmdError
 
 # verb -> (module of armd, function, what it does); two words are matched before one
@@ -85,10 +85,6 @@ COMPUTING = re.compile(
     "train|adapt|demo|generate|eval|bench (train|adapt|decode|eval|busy|products)"
 )
 """Verbs whose main thread does the work, in as many threads as there are cores."""
-
-REFUSALS = (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError, ImportError)
-NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "failed to map segment")
-"""Words of torch, C++ and the loader of libraries."""
 
 
 def overview(group: str = "") -> str:
@@ -181,10 +177,9 @@ def main() -> None:
         finally:  # of SystemExit too: what cannot be written is an error, and not of Python's end
             flush_output()
     except REFUSALS as error:
+        error = refusal_of(error)
         if isinstance(error, RuntimeError | ImportError):
-            error = refusal_of(error)
-            if isinstance(error, RuntimeError | ImportError):
-                raise
+            raise
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             raise SystemExit(1) from None
@@ -210,6 +205,10 @@ def answer(words: Sequence[str]) -> None:
         raise SystemExit(0)
     check_words(words)
     check_figures(words)
+    if "HF_ENDPOINT" in os.environ:  # the hub's library cannot be imported with a wrong one
+        from .data.hub import endpoint
+
+        endpoint()
     run(words)
 
 
@@ -269,31 +268,6 @@ def holds_figures(path: Path) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict | list)
-
-
-def refusal_of(error: RuntimeError | ImportError) -> Exception:
-    """What the system refused, of errors that have no kind of their own; else the error."""
-    if any(words in str(error) for words in NO_MEMORY):
-        return MemoryError()
-    if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
-        return ArmdError(f"{error}; put the file itself there")
-    if isinstance(error, RecursionError):
-        return ArmdError("a file holds tables inside tables without end; is it damaged?")
-    if "start new thread" in str(error):
-        return ArmdError("the system starts no more threads; end some, or raise ulimit -u")
-    return error
-
-
-def one_line(error: Exception) -> str:
-    """What went wrong, without a traceback: the user's mistake, or the system's refusal."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return "out of memory; use a smaller model, batch or length"
-    if isinstance(error, OverflowError):
-        return f"{error}; give a smaller number"
-    if isinstance(error, OSError) and error.strerror:
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}; choose another file or folder, or make room there"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 if __name__ == "__main__":

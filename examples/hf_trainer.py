@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 import armd
 
@@ -55,3 +55,4 @@ trainer = Trainer(
 )
 trainer.train()
 trainer.save_model(str(asked.out))
+AutoTokenizer.from_pretrained(str(loaded.folder)).save_pretrained(asked.out)

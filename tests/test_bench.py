@@ -8,6 +8,7 @@ import torch
 
 import armd
 from armd.bench import decode, timing
+from armd.bench.cache import bench_cache
 from armd.bench.decode import bench_decode
 from armd.bench.eval import bench_eval
 from armd.bench.faults import bench_faults
@@ -70,6 +71,11 @@ def test_nothing_is_timed_before_the_options_are_checked(monkeypatch: pytest.Mon
     ):
         with pytest.raises(armd.ArmdError, match=r"--(repeats 0|lengths '0') must be"):
             call()
+    with pytest.raises(armd.ArmdError, match="more than --streams 16"):
+        bench_decode("tiny", length=16)
+    for options in ({"windows": -3}, {"length": 1}, {"streams": (0,)}):
+        with pytest.raises(armd.ArmdError, match="must be above 0"):
+            bench_cache("no such model", data="none", **options)
 
 
 def test_a_campaign_of_less_than_nothing_is_refused() -> None:

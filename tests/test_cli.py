@@ -224,6 +224,28 @@ def test_too_little_memory_is_one_line_wherever_it_is_missed(
     assert capsys.readouterr().err.startswith("armd: out of memory; ")
 
 
+def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """torch.compile's own error; a model that cannot be compiled is told, too."""
+    from torch._inductor.exc import InductorError, InvalidCxxCompiler
+
+    error = InductorError(InvalidCxxCompiler(), None)
+    monkeypatch.setattr("armd.cli.answer", Mock(side_effect=error))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "leave out --compile" in said and said.count("\n") == 1
+
+
+def test_a_name_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    error = UnicodeEncodeError("utf-8", "caf\udce9.txt", 3, 4, "surrogates not allowed")
+    monkeypatch.setattr("armd.cli.answer", Mock(side_effect=error))
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == (
+        "armd: 'caf?.txt' is no UTF-8 text; rename what has this name, or write it otherwise\n"
+    )
+
+
 def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("armd.cli.answer", Mock(side_effect=ImportError("no module 'armd.x'")))
     with pytest.raises(ImportError):

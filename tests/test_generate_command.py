@@ -185,6 +185,8 @@ BAD = [
     (["--order", "sideways"], "left-to-right, random or masking:T"),
     (["--order", "random", "--streams", 2], "leave out --streams"),
     (["--order", "masking:0"], "at least 1 step"),
+    (["--order", "masking:" + "9" * 5000], "at least 1 step"),
+    (["--template", "a __", "--blank-lengths", "9" * 5000], "such as 4 or 3,5"),
     (["--prompts", "missing.txt"], "name a file of prompts"),
     (["--prompts", "prompts.csv"], "must be .txt"),
     (["--count", 0], "--count 0"),

@@ -118,7 +118,10 @@ def test_other_settings_and_damage_are_not_resumed(
         cli.run(words(folder, out, "--resume", "--temperature", 0.5))
     with pytest.raises(ArmdError, match="other prompts"):
         cli.run(words(folder, out, "--resume", "--prompt", "the"))
+    (tmp_path / "model").symlink_to(folder)  # another name is no other setting
+    cli.run(words(tmp_path / "model", out, "--resume"))
     lines = whole.splitlines(keepends=True)
+    assert len(out.read_bytes().splitlines()) == len(lines)
     out.write_bytes(lines[0] + b"{broken\n" + b"".join(lines[1:]))
     with pytest.raises(ArmdError, match="damaged in line 2"):
         cli.run(words(folder, out, "--resume"))

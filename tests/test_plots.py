@@ -1,5 +1,7 @@
 """Every kind of order draws itself; mistakes are named."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,8 +26,10 @@ def test_an_order_is_drawn(kind: str, length: int, tmp_path: Path) -> None:
     [
         (["--streams", "9"], "streams 9"),
         (["--kind", "infill", "--known", "1,8"], "write them as 0,1,5"),
-        (["--length", "0"], "at least one token"),
-        (["--length", "3000"], "give 2048 or fewer"),
+        (["--kind", "infill", "--known", "²"], "write them as 0,1,5"),
+        (["--kind", "infill", "--length", "0"], "give 1 to 2048"),
+        (["--length", "0"], "give 1 to 2048"),
+        (["--length", "3000"], "give 1 to 2048"),
         (["--out", "nowhere/order.png"], "name a .png"),
     ],
 )
@@ -91,3 +95,40 @@ def test_names_of_runs_are_no_formulas(tmp_path: Path) -> None:
     assert all(name in out.read_text() for name in names)
     with pytest.raises(ArmdError, match="a name of its own"):
         run(["plot", *runs, "--out", str(out), "--json", str(out)])
+
+
+def test_a_notebooks_backend_ends_no_picture(tmp_path: Path) -> None:
+    """Notebooks set it for the commands that they start."""
+    out = tmp_path / "order.png"
+    words = [sys.executable, "-m", "armd.cli", "plot", "order", "--length", "4", "--out", str(out)]
+    environment = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.none"}
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_cells_are_drawn_at_once_and_each_has_its_colour() -> None:
+    """One by one, the cells of a long text take minutes."""
+    from types import SimpleNamespace
+
+    from matplotlib.colors import to_rgba
+
+    import armd
+    from armd.model.attention_inputs import block_limits
+    from armd.plots import orders, rows, streams
+
+    steps = [None, 1, 0, 1, 2]
+    written, letters = SimpleNamespace(ids=[97] * 5, steps=steps), lambda ids: "a" * len(ids)
+    (axes,) = streams.draw_landing(written, 3, letters).axes
+    (drawn,) = axes.collections
+    assert not axes.patches
+    for row, colours in enumerate(drawn.get_array()):
+        for step, colour in zip(steps, colours, strict=True):
+            late = step is not None and step >= row
+            own = streams.GIVEN if step is None else orders.colour_of(step, 3)
+            assert tuple(colour) == to_rgba(orders.MASKED if late else own)
+    axes, order = orders.pyplot_or_error().figure().subplots(), armd.order.strided(12, 3)
+    rows.draw_rows(axes, order, "")
+    context, extra = (part.get_array() for part in axes.collections)
+    assert not axes.patches and len(extra)
+    seen = (context != to_rgba(orders.MASKED)).any(-1).sum(-1).tolist()
+    assert seen == block_limits(order.rows(1))[1][0].tolist()

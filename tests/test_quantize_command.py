@@ -3,6 +3,7 @@ cannot be used is said in one line."""
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,14 @@ def test_what_a_link_leads_to_is_not_copied(source: Path, tmp_path: Path, verb: 
     with pytest.raises(ArmdError, match="link"):
         cli.run([verb, str(folder), str(tmp_path / "out"), *more])
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_the_index_of_the_weights_before_is_not_copied(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, folder := tmp_path / "model")
+    index = {"metadata": {}, "weight_map": {"embedding.weight": "model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    cli.run(["quantize", str(folder), str(tmp_path / "out"), "--windows", "0"])
+    assert not list((tmp_path / "out").glob("*.index.json"))
 
 
 WRITERS = [

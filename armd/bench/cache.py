@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 
+from ..errors import ArmdError
 from ..generation.api import stream
 from ..model.modeling_armd import ArmdLM
 from ..model.order import strided
@@ -14,6 +15,7 @@ from ..model.shapes import Int, Tensor
 from ..native.packed import pack, with_cache
 from ..runtime.atomic_files import write_figures
 from .decode import load_for
+from .timing import check_positive
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,13 @@ def bench_cache(
     and in bf16, and compare the log-probabilities that the steps give its tokens."""
     from ..pretrained import load_tokenizer
 
+    check_positive(windows=windows, length=length - 1, streams=streams)
     loaded = load_for(model, length, torch.device("cpu"))
-    text = Path(data).read_text(encoding="utf-8")[: 16 * windows * length]
+    text = Path(data).read_bytes().decode("utf-8", "replace")[: 16 * windows * length]
     ids = load_tokenizer(model).backend.encode(text, add_special_tokens=False).ids
     count = min(windows, len(ids) // length)
+    if not count:
+        raise ArmdError(f"{data} has {len(ids)} tokens, fewer than --length {length}")
     tokens = torch.tensor(ids[: count * length]).view(count, length)
     rows = []
     for kind in weights:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from ..errors import ArmdError
 from ..eval.results import table
 from ..runtime.atomic_files import write_figures
 
@@ -97,6 +98,8 @@ def bench_decode(
 
     check_positive(streams=streams, vocabulary=vocabulary, threads=threads, repeats=repeats)
     check_positive(length=length, passes=passes or None)
+    if length <= max(streams, default=0):
+        raise ArmdError(f"--length {length} must be more than --streams {max(streams)}")
     if threads:
         pin_threads(threads)
     keep_freed_memory()
@@ -137,7 +140,6 @@ def bench_decode(
 
 def load_for(path: str, length: int, device: Any) -> Any:
     """The model of a folder, if it takes texts of this length."""
-    from ..errors import ArmdError
     from ..model.modeling_armd import ArmdLM
     from ..pretrained import load_model
 

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ArmdError
 from ..runtime.memory import give_back_memory
+from ..runtime.numbers import whole_number
 
 
 def check_positive(**given: float | Sequence[float] | None) -> None:
@@ -23,9 +24,10 @@ def check_positive(**given: float | Sequence[float] | None) -> None:
 
 def numbers(text: str, name: str) -> list[int]:
     """Of an option such as 1,16."""
-    if not all(word.isdecimal() and 1 <= int(word) <= 10**6 for word in text.split(",")):
+    found = [whole_number(word, 1, 10**6) for word in text.split(",")]
+    if None in found:
         raise ArmdError(f"--{name} '{text[:40]}' must be numbers from 1 on, such as 1,16")
-    return [int(word) for word in text.split(",")]
+    return list(filter(None, found))
 
 
 @dataclass(frozen=True)

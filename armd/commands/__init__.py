@@ -1,1 +1,1 @@
-"""Verbs that belong to no other room: generate and demo."""
+"""Verbs that belong to no other room: generate, demo, quantize and verify."""

@@ -26,7 +26,7 @@ def demo(
         pretrained: Show the pretrained model first.
         json: Write the held-out losses, in nats per token, to this file.
     """
-    from ..checked_pack import pack_checked
+    from ..checked_pack import pack_loaded
     from ..data.prepare import Preparation, prepare
     from ..pretrained import load_model
     from ..runtime.atomic_files import write_figures
@@ -51,7 +51,7 @@ def demo(
     print(f"\n{table(losses)}")
     for streams in STREAMS:
         write(run, streams)
-    model = pack_checked(load_model(run))
+    model = pack_loaded(load_model(run))
     use_few_threads(model)
     speeds = measured(model, length=128, repeats=REPEATS)
     ratios = ", ".join(f"S={s} {v:,.0f} ({v / speeds['1']:.1f} times)" for s, v in speeds.items())

@@ -271,5 +271,4 @@ def report(job: Writing, figures: dict[str, Any]) -> None:
         file=sys.stderr,
     )
     if job.json is not None:
-        job.json.parent.mkdir(parents=True, exist_ok=True)
         write_figures(job.json, figures)

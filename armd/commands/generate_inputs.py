@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..data.template import blank_lengths, fill_in
 from ..errors import ArmdError
 from ..runtime.atomic_files import read_named
+from ..runtime.numbers import whole_number
 from ..runtime.seeds import seeded
 
 MOST_STEPS = 1_000_000
@@ -148,10 +149,11 @@ def blank_order(order: str, n: int, streams: int, words: tuple[int, int]) -> Ord
     if streams != 1:
         raise ArmdError(f"--order {order} says its own blocks; leave out --streams {streams}")
     known = spelled(kind) == ("masking" if steps else "random")
-    if not known or (steps and not (steps.isdecimal() and int(steps) <= MOST_STEPS)):
+    count = whole_number(steps or "1", 1, MOST_STEPS)
+    if not known or count is None:
         raise ArmdError(
-            f"no order '{order}'; use left-to-right, random or masking:T, T steps, at most "
-            f"{MOST_STEPS}"
+            f"no order '{order[:40]}'; use left-to-right, random or masking:T, T at least 1 "
+            f"step and at most {MOST_STEPS}"
         )
     generator = seeded(*words, "order")
-    return named(kind, n, steps=int(steps or 1), generator=generator)
+    return named(kind, n, steps=count, generator=generator)

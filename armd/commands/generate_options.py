@@ -154,7 +154,7 @@ def check(job: Writing) -> None:
 def opened(job: Writing) -> tuple[Any, TextTokenizer, str]:
     """The model (an ArmdLM, or a Baseline), with the weights asked for, its tokenizer, and which
     weights they are."""
-    from ..checked_pack import pack_checked
+    from ..checked_pack import pack_loaded
     from ..pretrained import in_memory, load_model, load_tokenizer, model_digest, model_folder
     from ..runtime.atomic_folders import unexchanged
     from ..runtime.threads import use_few_threads
@@ -169,7 +169,7 @@ def opened(job: Writing) -> tuple[Any, TextTokenizer, str]:
     check_diffusion(job, name_of(model.config) if diffuses else None)
     if diffuses:
         return in_memory(model), tokenizer, digest
-    return pack_checked(model, weights=job.weights, cache=job.cache), tokenizer, digest
+    return pack_loaded(model, weights=job.weights, cache=job.cache), tokenizer, digest
 
 
 def check_diffusion(job: Writing, name: str | None) -> None:

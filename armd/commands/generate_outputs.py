@@ -230,7 +230,9 @@ def read_records(
         wanted = json.loads(json.dumps(settings))
         for record in records:
             found = record["settings"] if isinstance(record["settings"], dict) else {}
-            if {**wanted, DIGEST: ""} != {**found, DIGEST: ""}:
+            same = found.get(DIGEST) == wanted[DIGEST]  # whatever the model is called
+            but = {DIGEST: "", "model": ""} if same else {DIGEST: ""}
+            if {**wanted, **but} != {**found, **but}:
                 raise ArmdError(
                     f"{file} was written with other settings; give the same ones, or use "
                     "--overwrite"

@@ -52,8 +52,9 @@ def quantize(job: Quantization) -> None:
     from ..native.packed import FastLM, pack
     from ..native.packed_file import save_quantized
     from ..pretrained import in_memory, is_quantized, load_model, model_folder, saved_kind
-    from ..runtime.atomic_files import SUMS, refuse_link, write_sums
+    from ..runtime.atomic_files import refuse_link, write_sums
     from ..runtime.atomic_folders import new_folder, watched
+    from ..runtime.weight_files import OF_WEIGHTS
 
     if job.windows < 0:
         raise ArmdError("--windows must be 0 or more")
@@ -74,7 +75,9 @@ def quantize(job: Quantization) -> None:
             quality |= {"rows_cost_before": quality["rows_cost"], **measure(model, packed, text)}
         save_quantized(cast(FastLM, packed), aside, quality)
         for file in folder.iterdir():  # the tokenizer's files, and no code: it loads with armd
-            ours = file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != SUMS
+            ours = file.suffix in (".json", ".jinja", ".txt", ".model") and not file.name.endswith(
+                OF_WEIGHTS
+            )
             if ours and file.is_file() and not (aside / file.name).exists():
                 refuse_link(file)
                 shutil.copyfile(file, aside / file.name)

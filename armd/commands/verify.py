@@ -93,8 +93,8 @@ def check_run(folder: Path) -> Iterator[Found]:
     from ..train.saved_checkpoint import name_of, steps_in
 
     yield "config.json", _error(read_recipe, folder)
-    if (folder / DATA).exists():
-        yield DATA, None if read_data_facts(folder) else "it is not as it was written"
+    facts = read_data_facts(folder)  # written before config.json: each run has them
+    yield DATA, None if facts else "it is missing or not as it was written; the run writes it anew"
     saved = folder / CHECKPOINTS
     for step in steps_in(saved):
         place = saved / name_of(step)

@@ -3,6 +3,7 @@ blocks, and the strict mask."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ArmdError
 from ..runtime.atomic_files import write_bytes
+from ..runtime.numbers import whole_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,8 +107,8 @@ def plot_idea(*, out: Path, length: int = 8) -> None:
 
 
 def check_length(length: int, most: int = LONGEST) -> None:
-    if length > most:
-        raise ArmdError(f"--length {length} is more than a picture shows; give {most} or fewer")
+    if not 0 < length <= most:
+        raise ArmdError(f"--length {length} is not what a picture shows; give 1 to {most}")
 
 
 def draw(order: Order, *, title: str = "") -> Any:
@@ -130,7 +132,8 @@ def _draw_process(axes: Axes, order: Order) -> None:
     rank = {j: b for b, block in enumerate(blocks) for j in block}
     colours = [colour_of(rank[j], len(blocks)) for j in range(n)]
     steps = range(len(blocks) + 1)
-    cells(axes, [[colours[j] if rank[j] < step else MASKED for j in range(n)] for step in steps])
+    shown = [[colours[j] if rank[j] < step else MASKED for j in range(n)] for step in steps]
+    cells(axes, shown, edges=len(blocks) < 128)
     for j in range(n if n <= 32 else 0):
         label(axes, j, rank[j] + 1, str(j), n, bold=True)
     frame(axes, n, len(blocks) + 1, "which positions are still masked")
@@ -168,7 +171,7 @@ def _draw_mask(axes: Axes, order: Order) -> None:
     rank = [b for b, block in enumerate(blocks) for _ in block]
     colours = [colour_of(b, len(blocks)) for b in rank]
     seen = [[c if b < own else MASKED for b, c in zip(rank, colours, strict=True)] for own in rank]
-    cells(axes, [[BOS, *row] for row in seen])
+    cells(axes, [[BOS, *row] for row in seen], edges=n <= 128)
     for b in range(len(blocks)):  # the block itself, which it does not see
         first, size = rank.index(b), rank.count(b)
         _outline(axes, first, size, colour_of(b, len(blocks)))
@@ -184,13 +187,15 @@ def _draw_mask(axes: Axes, order: Order) -> None:
     axes.set_ylabel("token predicted")
 
 
-def cells(axes: Axes, colours: list[list[Any]]) -> None:
+def cells(axes: Axes, colours: list[list[Any]], *, down: float = 0.0, edges: bool = True) -> None:
     """A table of cells, drawn at once: one by one, a thousand tokens take minutes."""
     import numpy
     from matplotlib.colors import to_rgba
 
     shown = numpy.array([[to_rgba(colour) for colour in row] for row in colours])
-    axes.pcolormesh(shown, edgecolors=EDGE, linewidth=0.8 if len(colours) <= 128 else 0.0)
+    across, rows = numpy.arange(shown.shape[1] + 1), down + numpy.arange(len(shown) + 1)
+    line = 0.8 if edges else 0.0
+    axes.pcolormesh(across, rows, shown, edgecolors=EDGE, linewidth=line)
 
 
 def cell(axes: Axes, x: float, y: float, colour: Any) -> None:
@@ -246,26 +251,27 @@ def _known(text: str, length: int) -> Any:
     """The positions named in "0,1,5" as a bool tensor."""
     import torch
 
-    known = torch.zeros(max(1, length), dtype=torch.bool)
+    known = torch.zeros(length, dtype=torch.bool)
     if not text:
         known[::3] = True
         return known
     for word in text.split(","):
-        if not word.strip().isdigit() or int(word) >= length:
+        place = whole_number(word, 0, length - 1)
+        if place is None:
             raise ArmdError(
-                f"known '{word}' is no position of 0..{length - 1}; write them as 0,1,5"
+                f"known '{word[:40]}' is no position of 0..{length - 1}; write them as 0,1,5"
             )
-        known[int(word)] = True
+        known[place] = True
     return known
 
 
 def pyplot_or_error() -> Any:
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's own may be unknown here, and end the import
     try:
-        import matplotlib
+        from matplotlib import pyplot
     except ImportError:
         raise ArmdError("pictures need matplotlib; pip install 'armd[plots]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot.switch_backend("agg")
 
     return pyplot
 

@@ -4,9 +4,9 @@ and the extra query rows."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .orders import BOS, INK, MASKED, cell, check_length, colour_of, frame, pyplot_or_error, save
+from .orders import BOS, INK, MASKED, cells, check_length, colour_of, frame, pyplot_or_error, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,13 +60,13 @@ def draw_rows(axes: Axes, order: Order, title: str) -> None:
         for p, known in zip(extra.position[0].tolist(), extra.known[0].tolist(), strict=True):
             starts.append(("BOS" if p == 0 else f"token {p - 1}") if known else "unknown")
     predicts = {row: position[k] for k, row in enumerate(source)}
-    for row, limit in enumerate(sees):
+    colours = [BOS, *(colour_of(block, blocks[-1] + 1) for block in blocks[:-1])]
+    seen = [[c if key < limit else MASKED for key, c in enumerate(colours)] for limit in sees]
+    cells(axes, seen[:n])
+    if seen[n:]:
+        cells(axes, seen[n:], down=n + 0.4)
+    for row in range(len(sees)):
         below = 0.4 if row >= n else 0.0
-        for key in range(n):
-            colour: Any = MASKED
-            if key < limit:
-                colour = BOS if key == 0 else colour_of(blocks[key - 1], blocks[-1] + 1)
-            cell(axes, key, row + below, colour)
         if row in predicts:
             style = {"va": "center", "fontsize": 9, "color": EXTRA if row >= n else INK}
             axes.text(n + 0.2, row + below + 0.5, f"→ {predicts[row]}", **style)

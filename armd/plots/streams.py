@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from .orders import INK, MASKED, _ticks, cell, check_length, colour_of, frame, pyplot_or_error, save
+from .orders import (
+    INK,
+    MASKED,
+    _ticks,
+    cells,
+    check_length,
+    colour_of,
+    frame,
+    pyplot_or_error,
+    save,
+)
 
 if TYPE_CHECKING:
     from ..commands.generate import Written
@@ -82,11 +92,12 @@ def draw_landing(text: Written, calls: int, decode: Any) -> Any:
         figsize=(max(6.0, 0.62 * n), max(2.4, 0.42 * (calls + 2))), layout="constrained"
     )
     axes = figure.subplots()
+    drawn = [GIVEN if step is None else colour_of(step, calls) for step in text.steps]
+    first = [0 if step is None else step + 1 for step in text.steps]
+    pairs = list(zip(drawn, first, strict=True))
+    cells(axes, [[c if row >= at else MASKED for c, at in pairs] for row in range(calls + 1)])
     for row in range(calls + 1):
         for j, step in enumerate(text.steps):
-            late = step is not None and step >= row
-            colour = MASKED if late else GIVEN if step is None else colour_of(step, calls)
-            cell(axes, j, row, colour)
             if (step is None and row == 0) or step == row - 1 or row == calls:
                 _word(axes, j, row, words[j])
     frame(axes, n, calls + 1, f"{n} tokens, {calls} model calls: each colour is one call")
