@@ -3,15 +3,20 @@ found."""
 
 import errno
 import os
+import shutil
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from armd.errors import ArmdError
+from armd.runtime import atomic_folders
 from armd.runtime.atomic_files import (
+    SUMS,
     damaged_files,
     hash_file,
     read_text,
@@ -21,12 +26,14 @@ from armd.runtime.atomic_files import (
     write_text,
 )
 from armd.runtime.atomic_folders import (
+    finish_replacing,
     new_folder,
     put_folder,
     refuse_full,
     replaced_folder,
     unexchanged,
 )
+from armd.runtime.lock import Check
 
 
 def filled(folder: Path, content: str) -> Path:
@@ -60,17 +67,82 @@ def test_an_export_is_never_absent_while_it_is_replaced(tmp_path: Path) -> None:
     assert damaged_files(final) == [] and [p.name for p in tmp_path.iterdir()] == ["export"]
 
 
-@pytest.mark.parametrize("moment", ["done", "killed", "failed", "unlisted"])
+class Killed(BaseException):
+    """Nothing is done after it, as after kill -9."""
+
+
+def killed_at(patch: pytest.MonkeyPatch, number: int, *, exchanges: bool) -> Check:
+    """Kills this process at its so-manieth change of a file; what checks that it lives."""
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        check()
+
+    def check() -> None:
+        if done >= number:
+            raise Killed
+
+    def counted(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: Any, **options: Any) -> object:
+            count()
+            return function(*args, **options)
+
+        return call
+
+    for name in ("mkdir", "write_text", "rename", "unlink"):
+        patch.setattr(Path, name, counted(getattr(Path, name)))
+    patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+    to_be = atomic_folders.exchange if exchanges else lambda *_: False
+    patch.setattr(atomic_folders, "exchange", counted(to_be))
+    return check
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchanged", "renamed"])
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "unlisted"])
+def test_whenever_it_is_killed_a_folder_is_whole_and_has_what_a_user_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool, exchanges: bool
+) -> None:
+    """Also one without a list of checksums, such as an earlier version's: nothing half-made gets
+    into it."""
+    whole: set[Path] = set()
+    for number in range(1, 100):
+        final = filled(tmp_path / f"export{number}", "0")
+        (final / "mine.txt").write_text("mine")
+        filled(final / "q8", "mine")
+        if not listed:
+            (final / SUMS).unlink()
+        old = {path.name for path in final.iterdir()}
+        new = {"new", "two", SUMS, "mine.txt", "q8"} | (set() if listed else {"one"})
+        killed = True
+        with monkeypatch.context() as patch:
+            check = killed_at(patch, number, exchanges=exchanges)
+            with suppress(Killed), replaced_folder(final, check) as aside:
+                filled(aside / "new", "1")
+                (aside / "two").write_text("1")
+                write_sums(aside)
+            with suppress(Killed):
+                check()
+                killed = False
+        finish_replacing(final)
+        assert {path.name for path in final.iterdir()} in ([old, new] if killed else [new])
+        assert (final / "mine.txt").read_text() == (final / "q8" / "one").read_text() == "mine"
+        assert not damaged_files(final) and {*tmp_path.iterdir()} == {final, *whole}
+        whole.add(final)
+        if not killed:
+            return
+    raise AssertionError("it was never done")
+
+
+@pytest.mark.parametrize("moment", ["done", "failed", "unlisted"])
 def test_what_a_user_put_into_an_export_is_in_the_next_one(tmp_path: Path, moment: str) -> None:
-    """Also where the process was killed before it had moved it, or failed after that."""
-    final, old = filled(tmp_path / "export", "0"), tmp_path / ".export.tmp"
+    """Also where making that failed first."""
+    final = filled(tmp_path / "export", "0")
     (final / "samples.jsonl").write_text("mine")
     filled(final / "q8", "mine")
     (final / "three").write_text("mine")
-    if moment == "killed":
-        final.rename(old)
-        filled(final, "1")
-    elif moment == "unlisted":
+    if moment == "unlisted":
         (final / "sha256.json").unlink()
         (final / "three").unlink()
     with suppress(KeyboardInterrupt), replaced_folder(final) as aside:
@@ -179,12 +251,14 @@ def test_a_write_that_fails_leaves_nothing_beside_it(tmp_path: Path, monkeypatch
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["figures.json"]
 
 
-def test_what_lies_around_a_file_that_is_replaced_stays(tmp_path: Path) -> None:
-    """A folder of the user's that is called as the file is while it is written; who may read."""
+@pytest.mark.parametrize(("had", "has"), [(0o600, 0o600), (0o444, 0o644), (0o640, 0o640)])
+def test_what_lies_around_a_file_that_is_replaced_stays(tmp_path: Path, had: int, has: int) -> None:
+    """A folder of the user's that is called as the file is while it is written; who may read, where
+    we can go on to write."""
     write_text(file := tmp_path / "figures.json", "old")
-    file.chmod(0o600)
+    file.chmod(had)
     write_text(file, "new")
-    assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == "new" and file.stat().st_mode & 0o777 == has
     (mine := tmp_path / ".figures.json.tmp").mkdir()
     (mine / "thesis").write_text("years of work")
     with pytest.raises(OSError, match="tmp"):

@@ -61,13 +61,13 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """A file or link beside it under the other name goes first: it may lead somewhere else. Who may
-    read the file that is replaced may read the new one."""
+    read the file that is replaced may read the new one, and its owner may go on to write to it."""
     aside = path.with_name(f".{path.name[-60:]}.tmp")  # a name has at most 255 bytes
     aside.unlink(missing_ok=True)
     try:
         with aside.open("xb") as file:
             if path.is_file() and not path.is_symlink():
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

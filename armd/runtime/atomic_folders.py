@@ -23,30 +23,29 @@ Found = TypeVar("Found")
 
 def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
     """Put a finished folder in place of another. The two are exchanged at once where the system
-    can, so that `final` is never absent; elsewhere it is for a moment, and whoever starts next
-    finds it missing and makes it again."""
+    can, so that `final` is never absent; elsewhere it is for a moment, and finish_replacing puts
+    the old one back."""
     refuse_link(final)
     sync_tree(aside)
     check()
+    old = old_of(final)
     if final.is_dir():
-        if not exchange(aside, final):
-            old = final.with_name(f".{final.name}.old")
-            remove(old)
+        aside.rename(old)  # whole from here on
+        if not exchange(old, final):
+            old.rename(aside)
             final.rename(old)
             aside.rename(final)
-            remove_all_but_others(old, final)
     else:
         aside.rename(final)
     sync_folder(final.parent)
-    remove_all_but_others(aside, final)
+    remove_all_but_others(old, final)
 
 
 def remove_all_but_others(old: Path, final: Path) -> None:
-    """Remove a folder that another has taken the place of, or that was to take its place. What was
-    put there by the user, and so is not in its list of checksums (without a list: what the other
-    has not), moves to the folder that is there now."""
-    there = final.is_dir() and not final.is_symlink()
-    if there and old.is_dir() and not old.is_symlink():
+    """Remove a whole folder that another has taken the place of, or that was to take its place.
+    What was put there by the user, and so is not in its list of checksums (without a list: what the
+    other has not), moves to the folder that is there now."""
+    if old.is_dir() and not old.is_symlink():
         try:
             ours = {SUMS, *(name.split("/")[0] for name in read_sums(old))}
         except (OSError, ValueError):
@@ -65,8 +64,22 @@ def remove_all_but_others(old: Path, final: Path) -> None:
 
 def finish_replacing(out: Path) -> None:
     """What a process that was killed while it replaced this folder had left to do."""
-    for left in (f".{out.name}.tmp", f".{out.name}.old"):
-        remove_all_but_others(out.with_name(left), out)
+    remove(half_of(out))
+    refuse_link(out)
+    old = old_of(out)
+    if not os.path.lexists(out) and old.is_dir() and not old.is_symlink():
+        old.rename(out)
+    remove_all_but_others(old, out)
+
+
+def half_of(out: Path) -> Path:
+    """The folder that is being written, and takes the place of this one when it is whole."""
+    return out.with_name(f".{out.name}.tmp")
+
+
+def old_of(out: Path) -> Path:
+    """The folder that this one took the place of. Just before that, the one that is to take it."""
+    return out.with_name(f".{out.name}.old")
 
 
 @contextmanager
@@ -75,13 +88,12 @@ def replaced_folder(out: Path, check: Check = unchecked) -> Iterator[Path]:
     something is raised, such as by `check`: then it goes, unless it is another's by now."""
     check()
     finish_replacing(out)
-    aside = out.with_name(f".{out.name}.tmp")
     try:
-        yield empty_folder(aside)
+        yield (aside := empty_folder(half_of(out)))
         put_folder(aside, out, check)
     except BaseException:
         check()
-        remove_all_but_others(aside, out)
+        finish_replacing(out)
         raise
 
 
@@ -107,7 +119,7 @@ def new_folder(out: Path, *, writer: str = "process") -> Iterator[Path]:
     refuse_full(out)
     refuse_fixed(out)
     final = Path(os.path.abspath(out))  # `..` has no name
-    aside = final.with_name(f".{final.name}.tmp")
+    aside = half_of(final)
     try:
         lock = locked(aside.with_suffix(".lock"), f"{writer} is writing {out}", "wait for it")
         with terminated_as_interrupt(), made_folder(final.parent), lock as held:
