@@ -196,6 +196,22 @@ def test_of_rows_that_name_media(tmp_path: Path) -> None:
     assert [one.text for one in read()] == ["a"]
 
 
+def test_of_a_column_that_is_kept_as_json(tmp_path: Path) -> None:
+    """As `datasets` does where one row of many holds another type: texts are texts still."""
+    pytest.importorskip("datasets")
+    texts = [f'She said "{number}".\nThen' for number in range(20)]
+    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = find_source(f"hf:{tmp_path}", Reading()).documents
+    assert [one.text for one in read()] == texts
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"id": 20, "text": 404}\n')
+    documents = read()
+    assert [next(documents).text for _ in texts] == texts
+    with pytest.raises(ArmdError, match="row 20: field 'text'"):
+        next(documents)
+
+
 @pytest.mark.parametrize("name", ["in.zip", "in.docx", "a::b.jsonl"])
 def test_of_archives_and_names_that_are_addresses(tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / name, "w") as archive:

@@ -223,7 +223,7 @@ def test_what_a_killed_export_left_is_moved_though_nothing_is_left_to_train(
     data: Path, done: Path, tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(done, tmp_path / "run"))
-    old = Path(shutil.copytree(out / "export", out / ".export.tmp"))
+    old = Path(shutil.copytree(out / "export", out / ".export.old"))
     (old / "mine.jsonl").write_text("mine")
     train(tiny(data, out))
     assert (out / "export" / "mine.jsonl").read_text() == "mine" and not old.exists()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from ..errors import ArmdError, first_line
+from ..runtime.foreign_code import no_foreign_code
 from .gguf_words import cut_as
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        with alone(file) as folder:
+        with alone(file) as folder, no_foreign_code(file):
             found = AutoTokenizer.from_pretrained(
                 folder, gguf_file=file.name, trust_remote_code=False
             )

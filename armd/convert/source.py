@@ -12,6 +12,7 @@ from ..data.tokenizer import from_transformers
 from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import read_text
 from ..runtime.atomic_folders import watched
+from ..runtime.foreign_code import no_foreign_code
 from ..runtime.weight_files import weight_files
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        with no_foreign_code(folder):
+            found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         found.save_pretrained(str(out))
     except Exception as error:  # the readers raise many kinds
         reason = first_line(error)

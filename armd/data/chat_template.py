@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArmdError
+from ..runtime.foreign_code import no_foreign_code
 from . import template_process
 from .tokenizer_files import check_tokenizer_files
 
@@ -27,7 +28,8 @@ class ChatTemplate:
         from transformers import AutoTokenizer
 
         check_tokenizer_files(folder)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        with no_foreign_code(folder):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         if not getattr(tokenizer, "chat_template", None):
             raise ArmdError(f"the tokenizer in {folder} has no chat template; leave out the chat")
         self.take(tokenizer)

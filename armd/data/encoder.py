@@ -4,16 +4,15 @@ each new one is encoded by `tokenizers` itself, and its bytes are remembered."""
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from .text_pieces import SPACE
 from .tokenizer import no_panic
 
-# The Unicode White_Space characters: what \s means to `tokenizers` (Python's \s has four more).
-SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 PUNCTUATION = r"!-/:-@\[-`{-~\x00-\x08\x0e-\x1f\x7f"
 ASCII_ENDS = r"(?![^\x00-\x7f])"
 
@@ -26,8 +25,6 @@ GPT2_WORDS = re.compile(
 )
 BERT_WORDS = re.compile(r"[^ \t\n\r]+")
 CHARACTERS = re.compile(r".", re.DOTALL)
-# No word crosses from a character that is no space to one that is.
-CUT = re.compile(rf"(?<=[^{SPACE}])(?=[ \n])")
 
 LONGEST_REMEMBERED = 40
 MOST_REMEMBERED = 1 << 18
@@ -91,15 +88,3 @@ class Encoder:
         with no_panic():
             encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype).tobytes() for encoding in encodings]
-
-
-def pieces(text: str, pattern: re.Pattern[str] | None, size: int) -> Iterator[str]:
-    """A long text in parts whose tokens are those of the whole; uncut if that is not certain."""
-    start = 0
-    while pattern is not None and len(text) - start > size:
-        cut = CUT.search(text, start + size)
-        if cut is None:
-            break
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]

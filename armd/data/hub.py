@@ -1,6 +1,7 @@
 """Data sets of the Hugging Face hub, streamed. Is the hub there? Asked once, quickly: its client
 would retry for a minute."""
 
+import json
 import os
 import socket
 from collections.abc import Iterable
@@ -51,7 +52,19 @@ def hub_rows(
     """The rows of a split, streamed. `name` may be a local folder of the same layout. Media stay as
     they are: reading them would open whatever files and addresses the rows name."""
     rows: Any = opened(name, config, split, revision)
-    return rows.decode(False) if rows.features else rows
+    if not rows.features:
+        return rows
+    from datasets import Json
+
+    quoted = [column for column, kind in rows.features.items() if isinstance(kind, Json)]
+    return (unquoted(row, quoted) for row in rows.decode(False))
+
+
+def unquoted(row: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The same with what these columns hold as JSON. `datasets` keeps a column so whose rows are of
+    several types; not decoding media leaves it so."""
+    texts = {name: row[name] for name in columns if isinstance(row[name], str)}
+    return {**row, **{name: json.loads(text) for name, text in texts.items()}}
 
 
 def opened(name: str, config: str | None, split: str, revision: str | None) -> Any:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ArmdError
-from .encoder import Encoder, pieces, word_pattern
+from .encoder import Encoder, word_pattern
 from .formats import Document
 from .split import draw
+from .text_pieces import pieces
 
 TASK_CHARACTERS = 1 << 20
 TASK_DOCUMENTS = 1 << 13
@@ -106,7 +107,7 @@ def tasks(documents: Iterable[Document], encoding: Encoding) -> Iterator[Task]:
             if texts:
                 yield Task(texts, position)
                 texts, size = [], 0
-            yield from long_document(text, position, encoding, pattern)
+            yield from long_document(text, position, encoding)
             continue
         texts.append(text)
         size += len(text)
@@ -117,10 +118,10 @@ def tasks(documents: Iterable[Document], encoding: Encoding) -> Iterator[Task]:
         yield Task(texts, position)
 
 
-def long_document(text: str, position: int, encoding: Encoding, pattern) -> Iterator[Task]:
+def long_document(text: str, position: int, encoding: Encoding) -> Iterator[Task]:
     heldout = draw(encoding.seed, text.encode()) < encoding.threshold
     done = 0
-    for piece in pieces(text, pattern, TASK_CHARACTERS):
+    for piece in pieces(text, TASK_CHARACTERS):
         done += len(piece)
         yield Task([piece], position, heldout, ends=done == len(text))
 

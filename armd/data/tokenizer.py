@@ -5,7 +5,6 @@ import difflib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.trainers import BpeTrainer
 
 from ..errors import ArmdError, first_line
+from ..runtime.foreign_code import no_foreign_code
 from .hub import require_hub
 from .source_ends import KEPT, leave_out_ends
+from .text_pieces import for_training
 from .tokenizer_files import (
     check_sentencepiece,
     check_tokenizer_files,
@@ -27,7 +28,6 @@ from .tokenizer_files import (
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
-LONG_WORD = re.compile(r"\S{4096}|\s{4096}")
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -151,19 +151,8 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> TextTokenizer:
         show_progress=False,
     )
     with no_panic():
-        backend.train_from_iterator(with_short_words(texts), trainer)
+        backend.train_from_iterator(for_training(texts), trainer)
     return TextTokenizer(backend, {"eos_token": END})
-
-
-def with_short_words(texts: Iterable[str]) -> Iterator[str]:
-    """Cut where a word is longer than any: training takes time by the square of a word's length,
-    and no signal interrupts it."""
-    for text in texts:
-        start = 0
-        for long in LONG_WORD.finditer(text):
-            yield text[start : long.end()]
-            start = long.end()
-        yield text[start:]
 
 
 @contextmanager
@@ -245,7 +234,7 @@ def from_transformers(name: str, **options: bool) -> TextTokenizer:
         check_tokenizer_files(Path(name))
         check_sentencepiece(Path(name))
     try:
-        with no_panic():
+        with no_panic(), no_foreign_code(name):
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # the hub client and the readers raise many kinds
         reason = first_line(error)

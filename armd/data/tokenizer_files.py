@@ -59,6 +59,8 @@ def _check_json(path: Path) -> None:
         raise ArmdError(f"{path} is damaged ({error}); put its copy back") from None
     if not isinstance(content, dict):
         raise ArmdError(f"{path} is damaged: it holds no table; put its copy back")
+    if (name := content.get("tokenizer_class")) and not is_tokenizer(name):
+        raise ArmdError(f"{path} asks for '{str(name)[:80]}', which is no tokenizer; remove that")
     mapped = content.get("auto_map")
     asks = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
     if asks:
@@ -70,6 +72,13 @@ def _check_json(path: Path) -> None:
         filter(None, (_names_a_file(path.name, *item) for item in content.items())), None
     ):
         raise ArmdError(f"{path} names other files ({named[:80]}), which is refused; remove it")
+
+
+def is_tokenizer(name: object) -> bool:
+    """Whether a class of this name reads a vocabulary and nothing else. transformers takes any of
+    its own: AutoModel opens pickled weights, RagTokenizer looks for tokenizers in subfolders."""
+    known = isinstance(name, str) and name.endswith(("Tokenizer", "TokenizerFast", "Backend"))
+    return known and name not in ("AutoTokenizer", "RagTokenizer")
 
 
 def _names_a_file(file: str, name: str, value: object) -> str | None:

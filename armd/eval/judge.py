@@ -14,6 +14,7 @@ from ..convert.gguf_source import fast_reader
 from ..convert.gguf_tokenizer import alone, as_in_file
 from ..convert.smollm2 import package_file
 from ..errors import ArmdError, first_line
+from ..runtime.foreign_code import no_foreign_code
 from .padding import filled, in_batches
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def from_gguf(file: Path, dtype: Any) -> tuple[Any, TextTokenizer, tuple[int, ..
             raise ArmdError(f"a GGUF judge needs {package}: pip install 'armd[eval]'")
     where = {"gguf_file": file.name, "trust_remote_code": False}
     try:
-        with quiet_bars(), alone(file) as folder:
+        with quiet_bars(), alone(file) as folder, no_foreign_code(file):
             loaded = AutoTokenizer.from_pretrained(folder, **where)
             found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where, **REPORTED)
         fields = fast_reader(str(file)).fields  # which say what transformers leaves out

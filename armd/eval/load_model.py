@@ -29,6 +29,7 @@ from ..pretrained import (
 from ..runtime.atomic_files import hash_file, read_text
 from ..runtime.atomic_folders import unexchanged
 from ..runtime.device import find_device
+from ..runtime.foreign_code import no_foreign_code
 from ..runtime.memory import check_memory
 from ..runtime.threads import use_few_threads
 from ..runtime.weight_files import INDEX, weight_files
@@ -189,11 +190,13 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
         check_claims(Path(name))
     if not Path(name).exists():
         try:
-            found = AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+            with no_foreign_code(name):
+                found = AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
         except Exception:  # not in the cache: ask the hub, if it is there
             require_hub(f"model '{name}'", "give a folder made by save_pretrained")
     try:
-        found = found or AutoModelForCausalLM.from_pretrained(name, **options)
+        with no_foreign_code(name):
+            found = found or AutoModelForCausalLM.from_pretrained(name, **options)
     except Exception as error:  # transformers and its hub client raise many kinds
         reason = first_line(error)
         raise ArmdError(f"cannot load {name} as a causal language model: {reason}") from None

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import filecmp
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -51,6 +52,8 @@ def remove_all_but_others(old: Path, final: Path) -> None:
         except (OSError, ValueError):
             ours = {path.name for path in final.iterdir()}
         for path in sorted(path for path in old.iterdir() if path.name not in ours):
+            if same_files(path, final / path.name):
+                continue
             taken = os.path.lexists(final / path.name)
             try:
                 path.rename(final / f"{path.name}{'.before' * taken}")
@@ -59,7 +62,15 @@ def remove_all_but_others(old: Path, final: Path) -> None:
                     f"cannot move {path}, which is not armd's, to {final} ({error.strerror}); put "
                     "it elsewhere and give the command again"
                 ) from None
+        for path in (path for path in old.iterdir() if path.name != SUMS):
+            remove(path)  # the list last: whoever is killed here goes on by it
     remove(old)
+
+
+def same_files(one: Path, two: Path) -> bool:
+    """Whether the two are files, and what they hold is the same."""
+    found = all(path.is_file() and not path.is_symlink() for path in (one, two))
+    return found and filecmp.cmp(one, two, shallow=False)
 
 
 def finish_replacing(out: Path) -> None:

@@ -19,7 +19,8 @@ SEVERAL = {
     "prompt": "must be a text, a list of texts, a list of token ids, or a list of such lists; at "
     "most 64 of them",
     "stop": "must be a text of at most 200 characters, or a list of at most 16 such texts",
-    "order": "must be left_to_right, strided, random, or a list of the new tokens' numbers from 0",
+    "order": "must be left_to_right, strided, random, a list of the new tokens' numbers from 0 "
+    "(completions), or an object of position and block (scores)",
     "blank_length": "must be a number of tokens from 1 on, or a list with one for each blank",
     "content": "must be a text, or a list of parts of the type text",
 }
