@@ -92,6 +92,27 @@ def test_the_base_is_the_one_that_it_began_with(
         assert {path.name for path in run.iterdir()} <= ENDED
 
 
+def test_what_a_user_put_beside_the_base_is_in_the_export(
+    trained: Path,
+    samples: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run removes its base when it ends."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        at_step(patch, 3, dies)
+        adapt(recipe_of(job(trained, samples, out)))
+    (out / "base" / "mine").mkdir()
+    for name in ("mine/notes.txt", "notes.txt", "other.gguf"):
+        (out / "base" / name).write_text("mine")
+    adapt(recipe_of(job(trained, samples, out)))
+    for name in ("mine/notes.txt", "notes.txt", "other.gguf"):
+        assert (out / "export" / name).read_text() == "mine"
+    assert {path.name for path in out.iterdir()} <= ENDED
+    assert not list((out / "export").glob("*.before"))
+
+
 def test_weights_that_are_kept_take_no_room(
     trained: Path,
     samples: Path,  # noqa: F811

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small import case_of
+from small_diffusion import TEXTS, made
 from test_huggingface_use import QUERIES, causal
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -14,6 +15,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
+from armd.baselines.d3pm import D3pm
+from armd.baselines.transformer_xl import TransformerXl
 from armd.errors import ArmdError
 from armd.model.causal_armd import ArmdForCausalLM
 from armd.model.configuration_armd import ArmdConfig
@@ -112,6 +115,21 @@ def test_trainer_shifts_labels_that_it_smooths_itself(tmp_path: Path, unchecked:
     rows = {"input_ids": tokens, "labels": tokens.clone()}
     smoothed = trainer.compute_loss(model, dict(rows))
     torch.testing.assert_close(smoothed, model(**rows).loss, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [D3pm, TransformerXl])
+def test_trainer_trains_baselines(kind: Any, tmp_path: Path, unchecked: None) -> None:
+    """On rows with labels, several to a step: the loss that it logs is that of each."""
+    model, texts = made(kind).float().requires_grad_(True), TEXTS[:4].long()
+    steps: Any = {"max_steps": 1, "gradient_accumulation_steps": 2, "learning_rate": 0.0}
+    quiet: Any = {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+    arguments = TrainingArguments(str(tmp_path), per_device_train_batch_size=2, **steps, **quiet)
+    rows: Any = [{"input_ids": text, "labels": text} for text in texts]
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    logged = trainer.state.log_history[0]["loss"]
+    losses = [float(model.eval()(texts, labels=texts).loss) for _ in range(99)]
+    assert min(losses) * 0.7 < logged < max(losses) * 1.3
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -12,7 +12,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from armd.convert.source import copy_tokenizer
 from armd.data.encoder import word_pattern
 from armd.data.prepare import Preparation, prepare
-from armd.data.tokenizer import byte_symbols, byte_tokenizer, find_tokenizer
+from armd.data.text_pieces import for_training
+from armd.data.tokenizer import (
+    byte_symbols,
+    byte_tokenizer,
+    find_tokenizer,
+    trained_tokenizer,
+)
 from armd.errors import ArmdError
 
 
@@ -49,6 +55,17 @@ def test_files_of_a_vocabulary_without_words_are_refused(
         (folder / "vocab.txt").write_bytes(words)
     with pytest.raises(ArmdError, match=r"knows no words|is no UTF-8 text"):
         prepare(Preparation(str(source), str(folder), tmp_path / "out", workers=1))
+
+
+def test_a_document_that_is_cut_has_the_words_of_the_whole(monkeypatch: pytest.MonkeyPatch):
+    """Training has in hand what it is given at a time, and a hundred times as much memory."""
+    texts = ["It's  cut\n\nor\tnot, \u00e9t\u00e9 \u3000\u4e2d  \n 12 don't. " * 40, "", " a  b"]
+    whole = trained_tokenizer(300, texts).backend.to_str()
+    for size in (1, 2, 5, 64):
+        monkeypatch.setattr("armd.data.text_pieces.TRAINING_CHARACTERS", size)
+        parts = list(for_training(texts))
+        assert "".join(parts) == "".join(texts) and max(map(len, parts)) < size + 10
+        assert trained_tokenizer(300, texts).backend.to_str() == whole
 
 
 def test_a_word_without_end_does_not_keep_the_tokenizer(tmp_path: Path):

@@ -40,6 +40,7 @@ class Baseline(StrictModel):
 
     config_class = BaselineConfig
     config: BaselineConfig
+    accepts_loss_kwargs = False  # transformers' Trainer would hand over num_items_in_batch
     figure = "bound"
     """What nll is, as registry.figure_of gives it by name."""
 
