@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,21 @@ def test_what_lies_around_a_file_that_is_replaced_stays(tmp_path: Path, had: int
     assert (mine / "thesis").exists() and file.read_text() == "new"
     write_text(long := tmp_path / ("n" * 250 + ".json"), "figures")
     assert long.read_text() == "figures"
+
+
+@pytest.mark.parametrize("length", [200, 244])
+def test_files_with_long_names_are_written_side_by_side(tmp_path: Path, length: int) -> None:
+    """Names of which only the start differs: none is written under another's name aside."""
+    names = [f"{number}{'n' * length}.json" for number in range(4)]
+
+    def write(name: str) -> None:
+        for _ in range(20):
+            write_text(tmp_path / name, name)
+            assert (tmp_path / name).read_text() == name
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, names))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_what_comes_to_nothing_leaves_no_folder_above_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from armd.data.formats import Reading, read_documents
 from armd.errors import ArmdError
-from armd.eval.corpora import find_corpora
+from armd.eval.corpora import HUB, find_corpora
 from armd.eval.load_model import load
 from armd.eval.windows import PROTOCOLS
 
@@ -229,3 +229,15 @@ def test_running_text_of_every_form_loads(place):
     found = rows(str(Path(DATA or "") / place))
     assert len(found) > 100 and found[-1] is None
     assert not any(row and row.startswith("<doc ") for row in found)
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_benchmark_of_the_hub_is_none_of_the_working_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library would read a folder of that name, and the figures would bear the benchmark's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("armd.data.hub.hub_reachable", lambda: True)
+    Path(HUB[name][0]).mkdir(parents=True)
+    with pytest.raises(ArmdError, match="in the working folder would be read"):
+        rows(name)

@@ -238,6 +238,11 @@ def lines(file: Path) -> Iterator[str]:
 
 def from_hub(name: str, split: str, rules: Detokenizers) -> Corpus:
     place, configuration, column, revision = HUB[name]
+    if os.path.lexists(place):
+        raise ArmdError(
+            f"{place} in the working folder would be read in place of the hub's data set; give it "
+            f"by name, as --data {name}=PATH, or work elsewhere"
+        )
     require_hub(f"data set {name}", f"give a local copy, as --data {name}=PATH")
 
     def read() -> Iterator[str]:

@@ -62,7 +62,7 @@ def replace_text(path: Path, text: str) -> None:
 def replace_bytes(path: Path, data: bytes) -> None:
     """A file or link beside it under the other name goes first: it may lead somewhere else. Who may
     read the file that is replaced may read the new one, and its owner may go on to write to it."""
-    aside = path.with_name(f".{path.name[-60:]}.tmp")  # a name has at most 255 bytes
+    aside = aside_of(path)
     aside.unlink(missing_ok=True)
     try:
         with aside.open("xb") as file:
@@ -77,6 +77,13 @@ def replace_bytes(path: Path, data: bytes) -> None:
             aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def aside_of(path: Path) -> Path:
+    """The other name, under which a file is written. A name has at most 255 bytes."""
+    name = os.fsencode(path.name)
+    short = path.name if len(name) <= 250 else hashlib.sha256(name).hexdigest()
+    return path.with_name(f".{short}.tmp")
 
 
 MOST_TEXT = 1 << 28
