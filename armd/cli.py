@@ -158,7 +158,7 @@ def whole_numbers(given: list[str]) -> Any:
 
 def main() -> None:
     from .runtime.signals import end_with_parent, hide_lost_interrupts
-    from .runtime.standard_streams import mend_streams, outlive_reader, widen
+    from .runtime.standard_streams import mend_streams, outlive_reader, printable, widen
     from .runtime.threads import bind_threads, limit_spinning
 
     end_with_parent()
@@ -183,7 +183,7 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             raise SystemExit(1) from None
-        print(f"armd: {one_line(error)}", file=sys.stderr)
+        print(f"armd: {printable(one_line(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("armd: interrupted", file=sys.stderr)

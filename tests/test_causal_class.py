@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
+from armd import log_likelihood
 from armd.baselines.d3pm import D3pm
 from armd.baselines.transformer_xl import TransformerXl
 from armd.errors import ArmdError
@@ -148,5 +149,8 @@ def test_a_text_of_the_whole_length_is_taken(query: str) -> None:
             read = model(tokens[:, :-1], use_cache=True).past_key_values
             last = model(tokens[:, -1:], past_key_values=read).logits
         assert torch.allclose(last, logits[:, -1:], atol=1e-5)
+    longer = tokens[:, [*range(n), 0]]
     with pytest.raises(ArmdError, match=f"{n + 1} tokens pass max_length"):
-        model(tokens[:, [*range(n), 0]])
+        model(longer)
+    with pytest.raises(ArmdError, match=f"{n + 1} tokens passes max_length"):
+        log_likelihood(model, longer, left_to_right(n + 1))

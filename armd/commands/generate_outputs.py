@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArmdError
 from ..runtime.atomic_files import is_device, refuse_link, replace_text
 from ..runtime.lock import Held
+from ..runtime.standard_streams import printable
 from .generate_options import refuse_lost
-from .terminal_view import coloured, live, printable
+from .terminal_view import coloured, live
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer

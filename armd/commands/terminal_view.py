@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..runtime.standard_streams import BROKEN, printable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
-BLANK, BROKEN = "·", "\ufffd"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Letters that a terminal obeys."""
+BLANK = "·"
 Decode = Callable[[list[int]], str]
-
-
-def printable(text: str) -> str:
-    """Text for a terminal, of a model that anybody may have made."""
-    return CONTROL.sub(BROKEN, text)
 
 
 def pieces(ids: Sequence[int | None], decode: Decode) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import ArmdError
+from ..runtime.standard_streams import printable
 
 Found = tuple[str, str | None]
 """A part, and what is wrong with it, or None."""
@@ -22,7 +23,8 @@ def verify(folder: Annotated[Path, tyro.conf.Positional]) -> None:
     """
     parts = list(check_folder(folder))
     for name, wrong in parts:
-        print(f"{'damaged' if wrong else 'whole  '}  {name}{f': {wrong}' if wrong else ''}")
+        said = f"{'damaged' if wrong else 'whole  '}  {name}{f': {wrong}' if wrong else ''}"
+        print(printable(said))
     if damaged := [name for name, wrong in parts if wrong]:
         raise ArmdError(
             f"{len(damaged)} of {len(parts)} parts of {folder} are damaged, the first is "

@@ -22,8 +22,6 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
     """Logits at i are for token i + 1, as tools for causal models expect. transformers' generate
     works; ArmdLM.generate has streams."""
 
-    beyond = 1
-
     @property
     def cached(self) -> bool:
         """Left to right it is one stream of rows, so keys and values are all that a cache needs."""
@@ -66,7 +64,7 @@ class ArmdForCausalLM(GenerationMixin, ArmdLM):  # type: ignore[misc]
                     labels = labels.masked_fill(~scored.to(labels.device), IGNORE)
             # nothing sees the last token, so any will do
             text = F.pad(input_ids, (0, 1))
-            rows = self.hidden(text, left_to_right(n + 1), attention_mask)[:, 1:]
+            rows = self.hidden(text, left_to_right(n + 1), attention_mask, most=n + 1)[:, 1:]
         loss = None
         if labels is not None:
             target = F.pad(labels[:, 1:], (0, 1), value=IGNORE).to(rows.device)

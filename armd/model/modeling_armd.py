@@ -51,7 +51,6 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
         "NeighborLayer",
     ]
     causal_layer = CausalLayer
-    beyond = 0
     """Places behind the longest text that a row may stand for."""
     config: ArmdConfig
 
@@ -103,17 +102,19 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
         order: Order,
         attention_mask: Tensor | None = None,
         read: InOrderRows | None = None,
+        most: int | None = None,
     ) -> Float[Tensor, "b n d"]:
         """The final rows, in generation order: row k knows the blocks before block[k] alone.
         Where attention_mask is 0 is padding, on the left or on the right: no token sees it.
-        `read`, with neighbors: the first rows as read_in_order made them, without gradients."""
+        `read`, with neighbors: the first rows as read_in_order made them, without gradients.
+        `most` tokens may be given; max_length, if it says no other number."""
         tokens = token_ids(tokens)
-        order = self._fit(tokens, order)
+        order = self._fit(tokens, order, most or self.config.max_length)
         if not len(tokens):
             return self.bos.expand(*tokens.shape, -1)
         if attention_mask is not None:
             tokens, order, back = unpad(tokens, order, attention_mask)
-            rows = self.hidden(tokens, order)
+            rows = self.hidden(tokens, order, most=most)
             return rows.gather(1, back[..., None].expand(rows.shape))
         drawn = tokens.gather(1, order.position.expand(tokens.shape))
         context = self.dropout(self.context_rows(drawn[:, :-1]))
@@ -236,16 +237,16 @@ class ArmdLM(PlainGeneration, NeighborRows, InitialWeights, StrictModel):
         if not self.any_order and not order.is_left_to_right:
             raise ArmdError("query='shift' is autoregressive: it knows order left_to_right alone")
 
-    def _fit(self, tokens: Tensor, order: Order) -> Order:
+    def _fit(self, tokens: Tensor, order: Order, most: int) -> Order:
         """The order as rows for these tokens, on their device; raises where the two do not fit."""
         batch, n = tokens.shape
         if len(order) != n:
             raise ArmdError(
                 f"the order is for {len(order)} tokens, the text has {n}; make them equal"
             )
-        if n > self.config.max_length + self.beyond:
+        if n > most:
             raise ArmdError(
-                f"a text of {n} tokens passes max_length {self.config.max_length}; cut it, or "
+                f"a text of {n} tokens passes max_length {most}; cut it, or "
                 "build the model with a larger max_length"
             )
         # elsewhere than on a CPU the check would wait for the device, and its kernels check anyway

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,14 @@ from typing import Any
 
 NARROWEST = 20
 """Columns, below which the help is laid out without end."""
+BROKEN = "\ufffd"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Letters that a terminal obeys."""
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, of a model or a folder that anybody may have made."""
+    return CONTROL.sub(BROKEN, text)
 
 
 def mend_streams() -> None:

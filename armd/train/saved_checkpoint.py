@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import ArmdError
 from ..model.shapes import Tensor
-from ..runtime.atomic_files import hash_file, read_text
+from ..runtime.atomic_files import hash_file, open_plain, read_text
 from ..runtime.processes import ProcessGroup
 from .distributed import first_row, local
 
@@ -39,7 +39,8 @@ class Checkpoint:
     def metrics(self) -> str | None:
         """The rows of metrics up to this step; None in a checkpoint of an earlier version."""
         try:
-            return read_text(self.folder / ROWS)
+            with open_plain(self.folder / ROWS) as file:
+                return file.read().decode("utf-8")
         except FileNotFoundError:
             return None
 
