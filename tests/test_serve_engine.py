@@ -165,7 +165,9 @@ def test_a_full_queue_is_refused_whole_and_has_room_again(engine: Engine) -> Non
 def test_who_goes_away_is_told_nothing_more_and_frees_the_slot(engine: Engine) -> None:
     """Each request is counted once, as abandoned or as done; of one that was cancelled while the
     engine stood still nothing is ever told, not even its end."""
-    hearers = [Hearer() for _ in range(12)]
+    hearers, asked = [Hearer() for _ in range(12)], threading.Event()
+    heard = hearers[0].begun.set
+    hearers[0].begun.set = lambda: (heard(), asked.wait(20))  # type: ignore[method-assign]
     scheduled = engine.submit([job(i, hearer) for i, hearer in enumerate(hearers)])
     hearers[0].begun.wait(20)
 
@@ -173,7 +175,9 @@ def test_who_goes_away_is_told_nothing_more_and_frees_the_slot(engine: Engine) -
         engine.cancel(scheduled)
         return [len(hearer.landed) for hearer in hearers]
 
-    before = engine.run_exclusive(cancel).result(20)
+    answer = engine.run_exclusive(cancel)
+    asked.set()
+    before = answer.result(20)
     at_rest(engine)
     assert engine.metrics.abandoned + engine.metrics.done == 12 and engine.metrics.abandoned > 0
     assert [len(hearer.landed) for hearer in hearers] == before
