@@ -1,6 +1,8 @@
 """The study: it goes on where it was, a failure hides nothing else, its orders are what they say,
 and its page is written from the results alone."""
 
+import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from armd import order as orders
 from armd.errors import ArmdError
 from armd.reproduce import price, tables, train_runs
 from armd.reproduce.command import check_runs, check_stages, wanted_runs
-from armd.reproduce.result_file import Findings
+from armd.reproduce.result_file import STAGES, Findings
 from armd.reproduce.results_page import replaced, write_page
 from armd.reproduce.runs import Study, Trained
 from armd.reproduce.scale import mini, scale, tiny
@@ -161,6 +163,29 @@ def test_the_page_keeps_what_a_person_wrote(tmp_path: Path):
     assert replaced(text, "ablations", "new") == replaced(
         replaced(text, "ablations", "old"), "ablations", "new"
     )
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"x": 1},
+        ["x"],
+        {"ar": {"facts": {}, "figures": {}}},
+        {"armd-third": {"facts": {}, "figures": {"left to right": "x"}, "date": ""}},
+        {"ar": {"facts": {}, "figures": {"orders": 1}, "date": "2026"}},
+    ],
+    ids=str,
+)
+def test_results_that_are_none_are_one_line(tmp_path: Path, entries: object, unchecked: None):
+    for stage in STAGES:
+        file = tmp_path / f"reproduce-{stage}.json"
+        file.write_text(json.dumps({"scale": "mini", "entries": entries}))
+        with contextlib.suppress(ArmdError):  # some stages do not look for such an entry
+            write_page(tmp_path, tmp_path / "docs")
+        file.unlink()
+    (tmp_path / "reproduce-price.json").write_text(json.dumps({"scale": [], "entries": {}}))
+    with pytest.raises(ArmdError, match="no results of a study"):
+        write_page(tmp_path, tmp_path / "docs")
 
 
 def test_the_published_page_is_what_the_results_say(tmp_path: Path):

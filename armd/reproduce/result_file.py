@@ -61,11 +61,16 @@ def read(file: Path) -> dict[str, Any]:
     """A stage's file."""
     try:
         found = json.loads(file.read_text("utf-8"))
-        if {"entries", "scale"} <= found.keys():
+        if isinstance(found["scale"], str) and all(map(is_entry, found["entries"].values())):
             return found
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         pass
     raise ArmdError(f"{file} holds no results of a study; move it away")
+
+
+def is_entry(entry: Any) -> bool:
+    kinds = {"facts": dict, "figures": dict, "date": str}
+    return all(isinstance(entry[name], kind) for name, kind in kinds.items())
 
 
 def short(figures: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..errors import ArmdError
 from ..runtime.atomic_files import write_text
 from .claims import claims_table
 from .figures import draw_all
@@ -51,13 +52,24 @@ def write_page(results: Path, docs: Path) -> Path:
         if file.exists():
             found[stage] = read(file)
     entries = {stage: held["entries"] for stage, held in found.items()}
-    draw_all(entries, docs / "images")
     page = docs / "results.md"
-    text = page.read_text("utf-8") if page.exists() else skeleton()
-    text = replaced(text, "claims", claims_table(entries))
-    for stage in STAGES:
-        pooled = seed_spread(entries.get("perplexity", {}))
-        text = replaced(text, stage, part(stage, found.get(stage), pooled))
+    try:
+        text = page.read_text("utf-8") if page.exists() else skeleton()
+    except UnicodeDecodeError:
+        raise ArmdError(f"{page} is no UTF-8 text; move it away") from None
+    try:
+        draw_all(entries, docs / "images")
+        text = replaced(text, "claims", claims_table(entries))
+        for stage in STAGES:
+            pooled = seed_spread(entries.get("perplexity", {}))
+            text = replaced(text, stage, part(stage, found.get(stage), pooled))
+    except ArmdError:
+        raise
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        raise ArmdError(
+            f"a file in {results} lacks figures, or holds others ({error!r}); put its copy "
+            "back, or remove it and measure again"
+        ) from None
     docs.mkdir(parents=True, exist_ok=True)
     write_text(page, text)
     print(page)
