@@ -220,10 +220,11 @@ def parquet_documents(path: Path, raw: IO[bytes], reading: Reading) -> Iterator[
     if reading.field not in names:
         raise ArmdError(f"{path} has no column '{reading.field}' (--field): {', '.join(names)}")
     row = 0
-    for batch in file.iter_batches(batch_size=256, columns=[reading.field]):
-        for text in batch.column(0).to_pylist():
+    # few at a time, one by one as text: a file of kilobytes may name one long text in each row
+    for batch in file.iter_batches(batch_size=32, columns=[reading.field]):
+        for text in batch.column(0):
             row += 1
-            yield field_text({reading.field: text}, f"{path} row {row}", reading)
+            yield field_text({reading.field: text.as_py()}, f"{path} row {row}", reading)
 
 
 def read_documents(path: Path, reading: Reading, *, empty: bool = False) -> Iterator[Document]:

@@ -29,6 +29,7 @@ def inspect_batch(
         width: Characters of text to show.
     """
     from ..data.dataset import open_dataset
+    from ..runtime.memory import check_memory
     from .curriculum import stage
     from .recipe_limits import check_between
     from .run_folder import data_facts, read_data_facts, read_recipe
@@ -47,6 +48,7 @@ def inspect_batch(
     if not 0 <= first < end <= size:
         raise ArmdError(f"--rows must lie between 0 and {size}")
     mine = range(first, end)
+    check_memory(16 * len(mine) * recipe.network.length, "the batch", "give fewer --rows")
     now = stage(recipe.curriculum, seed=recipe.seed, step=step)
     loaded = load_rows(recipe, dataset.split("train"), now, step, mine)
     tokens, scored, order = loaded.tokens, loaded.labels >= 0, loaded.order.rows(len(mine))
