@@ -176,9 +176,9 @@ def main() -> None:
             answer(words)
         finally:  # of SystemExit too: what cannot be written is an error, and not of Python's end
             flush_output()
-    except REFUSALS as error:
+    except Exception as error:
         error = refusal_of(error)
-        if isinstance(error, RuntimeError | ImportError):
+        if not isinstance(error, REFUSALS) or isinstance(error, RuntimeError | ImportError):
             raise
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
