@@ -180,6 +180,37 @@ def test_chat_templates_are_refused_in_a_line(harness):
         harness.apply_chat_template([{"role": "user", "content": "a"}])
 
 
+def test_a_cache_of_answers_is_of_its_model_alone(harness, tmp_path, monkeypatch):
+    """And holds no pickles: it may be anybody's."""
+    from lm_eval.api.model import CachingLM
+
+    from armd.eval.harness import ArmdHarness
+
+    asked, file, wholes = requests(*ANSWERS), str(tmp_path / "cache.db"), []
+    path = saved(tiny_armd(n_layers=4), tmp_path / "other")
+    other = ArmdHarness(pretrained=path, device="cpu")
+    for model in (harness, other):
+        whole = model.loglikelihood(asked)
+        wholes.append(whole)
+        assert CachingLM(model, file).loglikelihood(asked) == whole
+        again = ArmdHarness(pretrained=model.loaded.name, device="cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr(again, "_scored", None)  # all of it is there
+            patch.setattr("pickle.loads", None)
+            patch.setattr("sqlitedict.loads", None)
+            assert CachingLM(again, file).loglikelihood(asked) == whole
+    assert wholes[0] != wholes[1]
+
+
+def test_a_model_that_is_named_is_ours_unless_it_is_said():
+    from armd.eval.harness_command import names_model
+
+    ours = ["--model_args", "pretrained=runs/a", "--tasks", "piqa"]
+    assert not names_model(ours) and not names_model(["run", "-a", "pretrained=x"])
+    for other in (["ls", "tasks"], [*ours, "--model=hf"], ["-M", "hf", "-a", "x"], ["-C", "f"]):
+        assert names_model(other)
+
+
 def test_a_local_task_gives_our_bits_per_byte(tmp_path):
     model = saved(tiny_armd(), tmp_path / "model")
     texts = tmp_path / "texts.jsonl"

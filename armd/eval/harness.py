@@ -23,6 +23,8 @@ from ..errors import ArmdError, first_line
 from ..generation.api import stream
 from ..model.order import left_to_right
 from ..runtime.seeds import seeded
+from ..runtime.standard_streams import printable
+from .harness_cache import keep_apart
 from .harness_options import asked, whole_number
 from .load_model import Loaded, load
 from .padding import filled, in_batches
@@ -87,6 +89,11 @@ class ArmdHarness(LM):
             "armd gives tasks to a model as text; leave out --apply_chat_template, or ask armd "
             "serve with lm_eval --model local-chat-completions"
         )
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        if cache_hook.dbdict is not None:
+            keep_apart(cache_hook.dbdict, self.loaded, self.streams, self.seed)
+        super().set_cache_hook(cache_hook)
 
     @property
     def tokenizer_name(self) -> str:
@@ -230,7 +237,7 @@ def main() -> None:
         check_limit(sys.argv[1:])
         cli_evaluate()
     except ArmdError as error:
-        print(f"armd: {error}", file=sys.stderr)
+        print(f"armd: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     except Exception as error:  # lm_eval complains of its words with many kinds
         debug = os.environ.get("LMEVAL_LOG_LEVEL", "").upper() == "DEBUG"

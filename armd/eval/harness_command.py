@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from ..errors import ArmdError
 
 
+def names_model(words: Sequence[str]) -> bool:
+    """Whether these ask for another kind of model than ours, or for no model at all."""
+    options = [word.partition("=")[0] for word in words]
+    given = {"--model_args", "-a"} & {*options}
+    return not given or bool({"--model", "-M", "--config", "-C"} & {*options})
+
+
 def harness(words: Sequence[str]) -> None:
     """All words go to lm_eval, of which version 0.4.13 does not look for models in other
     packages."""
@@ -14,5 +21,5 @@ def harness(words: Sequence[str]) -> None:
         from .harness import main
     except ImportError as error:
         raise ArmdError(f"no {error.name}: pip install 'armd[eval]'") from None
-    sys.argv = ["lm_eval", *words]
+    sys.argv = ["lm_eval", *words, *([] if names_model(words) else ("--model", "armd"))]
     main()
