@@ -2,6 +2,7 @@
 where somebody says yes to whatever is asked."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -49,7 +50,7 @@ def test_a_tokenizer_that_is_made_of_others(folder: Path, tmp_path: Path, named:
         write(folder, "tokenizer_config.json", {"tokenizer_class": named})
     asks = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     write(folder, "question_encoder_tokenizer/tokenizer_config.json", asks)
-    with pytest.raises(ArmdError, match=r"is no tokenizer|code of its own"):
+    with pytest.raises(ArmdError, match=r"is no tokenizer|made of others"):
         from_transformers(str(folder))
     assert not (tmp_path / "trace").exists()
 
@@ -67,18 +68,18 @@ def test_a_config_inside_of_a_config(folder: Path, tmp_path: Path) -> None:
 
 def test_many_at_once_and_nothing_stays(folder: Path) -> None:
     """A library that is imported into somebody's program leaves transformers as it was."""
-    before, meet = modules.TIME_OUT_REMOTE_CODE, Barrier(8)
+    before, meet = (modules.TIME_OUT_REMOTE_CODE, dict(os.environ)), Barrier(8)
 
     def inside(number: int) -> int:
         with no_foreign_code(number):
             meet.wait(60)
-            return modules.TIME_OUT_REMOTE_CODE
+            return modules.TIME_OUT_REMOTE_CODE + len(os.environ["TIKTOKEN_CACHE_DIR"])
 
     with ThreadPoolExecutor(8) as pool:
         assert {*pool.map(inside, range(8))} == {0}
     with pytest.raises(ValueError, match="another"), no_foreign_code(folder):
         raise ValueError("another")
-    assert modules.TIME_OUT_REMOTE_CODE == before > 0
+    assert (modules.TIME_OUT_REMOTE_CODE, dict(os.environ)) == before
 
 
 def test_tokenizers_of_every_kind_are_still_read(folder: Path) -> None:

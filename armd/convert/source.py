@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.tokenizer import from_transformers
+from ..data.tokenizer import TextTokenizer, from_transformers, tokenizer_hash
 from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import read_text
 from ..runtime.atomic_folders import watched
@@ -143,12 +143,12 @@ def read_json(file: Path, name: str) -> dict[str, Any]:
 
 def copy_tokenizer(folder: Path, out: Path) -> None:
     """The tokenizer's own files where they hold its fast form, else that form made anew."""
-    from_transformers(str(folder))  # raises for one that reads nothing
+    wanted = from_transformers(str(folder))  # raises for one that reads nothing
     if (folder / "tokenizer.json").is_file():
         for name in TOKENIZER:
             if (folder / name).is_file():
                 (out / name).write_bytes((folder / name).read_bytes())
-        return
+        return keep_words(out, wanted)
     from transformers import AutoTokenizer
 
     try:
@@ -158,3 +158,28 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
     except Exception as error:  # the readers raise many kinds
         reason = first_line(error)
         raise ArmdError(f"no tokenizer in {folder}: {reason}; copy its files there") from None
+    keep_words(out, wanted)
+
+
+def keep_words(out: Path, wanted: TextTokenizer) -> None:
+    """Let the copy be read as its source is. transformers chooses the class that reads a tokenizer
+    by the model that lies beside it, too, and some put words and rules of their own in place."""
+    if same_words(from_transformers(str(out)), wanted):
+        return
+    wanted.backend.save(str(out / "tokenizer.json"))
+    file = out / "tokenizer_config.json"
+    facts = read_json(file, str(out)) if file.is_file() else {}
+    text = json.dumps(facts | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
+    file.write_text(text + "\n", "utf-8")
+    if not same_words(from_transformers(str(out)), wanted):
+        raise ArmdError("transformers reads the source's tokenizer in a way that no copy keeps")
+
+
+def same_words(one: TextTokenizer, two: TextTokenizer) -> bool:
+    """Whether both make the same tokens of each text, and the same text of them."""
+    forms = [(tokenizer_hash(t.backend), decoder_of(t.backend)) for t in (one, two)]
+    return forms[0] == forms[1]
+
+
+def decoder_of(backend: Any) -> Any:
+    return json.loads(backend.to_str())["decoder"]

@@ -44,6 +44,8 @@ def require_hub(what: str, instead: str) -> None:
 
 PARQUET = "refs/convert/parquet"
 """The branch in which the hub keeps every data set as plain files, CONFIG/SPLIT/*.parquet."""
+TEXTS = ("json", "csv", "parquet", "arrow", "text")
+"""The library's readers of rows that hold text."""
 
 
 def hub_rows(
@@ -73,7 +75,13 @@ def opened(name: str, config: str | None, split: str, revision: str | None) -> A
     except ImportError:
         raise ArmdError("hf: sources need datasets: pip install 'armd[eval]'") from None
     if revision != PARQUET:
-        return datasets.load_dataset(name, config, split=split, revision=revision, streaming=True)
+        builder = datasets.load_dataset_builder(name, config, revision=revision)
+        if builder.name not in TEXTS:
+            raise ArmdError(
+                f"hf:{name} is read by the library's '{builder.name}', which may unpickle and open "
+                f"anything; only files of {', '.join(TEXTS)} are read"
+            )
+        return builder.as_streaming_dataset(split=split)
     # by path: `datasets` knows the configurations of this branch under no one name
     config = config or "default"
     if Path(name).is_dir():

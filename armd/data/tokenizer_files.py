@@ -61,6 +61,8 @@ def _check_json(path: Path) -> None:
         raise ArmdError(f"{path} is damaged: it holds no table; put its copy back")
     if (name := content.get("tokenizer_class")) and not is_tokenizer(name):
         raise ArmdError(f"{path} asks for '{str(name)[:80]}', which is no tokenizer; remove that")
+    if path.name == "config.json" and makes_of_others(content):
+        raise ArmdError(f"{path} asks for a tokenizer made of others (rag); remove that")
     mapped = content.get("auto_map")
     asks = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
     if asks:
@@ -79,6 +81,18 @@ def is_tokenizer(name: object) -> bool:
     its own: AutoModel opens pickled weights, RagTokenizer looks for tokenizers in subfolders."""
     known = isinstance(name, str) and name.endswith(("Tokenizer", "TokenizerFast", "Backend"))
     return known and name not in ("AutoTokenizer", "RagTokenizer")
+
+
+def makes_of_others(config: object) -> bool:
+    """Whether transformers would choose RagTokenizer by the kind of model, at any depth."""
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("model_type") == "rag":
+                return True
+            parts += part.values()
+    return False
 
 
 def _names_a_file(file: str, name: str, value: object) -> str | None:

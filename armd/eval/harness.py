@@ -25,6 +25,7 @@ from ..model.order import left_to_right
 from ..runtime.seeds import seeded
 from ..runtime.standard_streams import printable
 from .harness_cache import keep_apart
+from .harness_names import refuse_local_names
 from .harness_options import asked, whole_number
 from .load_model import Loaded, load
 from .padding import filled, in_batches
@@ -230,6 +231,7 @@ def cut_at(text: str, until: list[str]) -> str:
 
 def main() -> None:
     """lm_eval's own command line, our model known to it."""
+    refuse_local_names()  # before its modules take the functions
     import lm_eval.models  # type: ignore[import-not-found]  # noqa: F401 - hf and others, beside ours
     from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
 

@@ -1,24 +1,29 @@
-"""Code that a model's or a tokenizer's folder brings with it is never run, whatever it asks for."""
+"""Code that the folder of a model or tokenizer brings with it is never run, whatever it asks for,
+and what is read is of that folder."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
 from ..errors import ArmdError
 
-_lock, _seconds = Lock(), list[int]()
-"""One entry, transformers' own, for each `with` that is open."""
+_lock, _before = Lock(), list[tuple[int, str | None]]()
+"""One entry, transformers' own setting and tiktoken's, for each `with` that is open."""
+CACHE = "TIKTOKEN_CACHE_DIR"
 
 
 @contextmanager
 def no_foreign_code(name: object) -> Iterator[None]:
     """Inside, transformers runs no code of `name`, and does not ask on the terminal whether it
-    may. `trust_remote_code=False` alone does not reach what a config nests in itself."""
+    may. `trust_remote_code=False` alone does not reach what a config nests in itself. And tiktoken
+    reads the file that is there: it keeps a copy by name in a folder that anybody may write to."""
     from transformers import dynamic_module_utils as modules
 
     with _lock:
-        _seconds.append(_seconds[0] if _seconds else modules.TIME_OUT_REMOTE_CODE)
-        modules.TIME_OUT_REMOTE_CODE = 0  # to wait for an answer
+        now = modules.TIME_OUT_REMOTE_CODE, os.environ.get(CACHE)
+        _before.append(_before[0] if _before else now)
+        modules.TIME_OUT_REMOTE_CODE, os.environ[CACHE] = 0, ""  # to wait for an answer; no cache
     try:
         yield
     except ValueError as error:
@@ -30,5 +35,7 @@ def no_foreign_code(name: object) -> Iterator[None]:
         ) from None
     finally:
         with _lock:
-            before = _seconds.pop()
-            modules.TIME_OUT_REMOTE_CODE = 0 if _seconds else before
+            seconds, cache = _before.pop()
+            if not _before:
+                modules.TIME_OUT_REMOTE_CODE = seconds
+                os.environ.pop(CACHE) if cache is None else os.environ.update({CACHE: cache})
