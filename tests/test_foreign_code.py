@@ -3,6 +3,7 @@ where somebody says yes to whatever is asked."""
 
 import json
 import os
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -19,6 +20,7 @@ from transformers import dynamic_module_utils as modules  # noqa: E402
 from armd.data.tokenizer import from_transformers  # noqa: E402
 from armd.data.tokenizer_files import is_tokenizer  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
+from armd.eval.harness_names import by_name  # noqa: E402
 from armd.eval.load_model import causal_lm  # noqa: E402
 from armd.runtime.foreign_code import no_foreign_code  # noqa: E402
 
@@ -64,6 +66,35 @@ def test_a_config_inside_of_a_config(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArmdError, match="asks to run code of its own"):
         causal_lm(str(folder), torch.float32)
     assert not (tmp_path / "trace").exists()
+
+
+def test_the_words_are_those_of_the_file_that_is_there(folder: Path, tmp_path: Path) -> None:
+    """In tiktoken's form: its library keeps what it has read, by the name of the file."""
+    pytest.importorskip("tiktoken")
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    letters = [bytes([byte]) for byte in range(256)]
+    for words in ([b"ab", b"abc"], [b"xy"], []):
+        found = [*letters, *words]
+        rows = (b"%s %d\n" % (b64encode(word), place) for place, word in enumerate(found))
+        (folder / "tiktoken.model").write_bytes(b"".join(rows))
+        sizes = [len(ids) for ids in from_transformers(str(folder)).encode_texts(["abc", "xy"])]
+        assert sizes == [1 if b"abc" in words else 3, 1 if b"xy" in words else 2]
+
+
+def test_a_name_that_lm_eval_looks_up_is_no_folder_of_the_working_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be run, or its figures would bear the other's name."""
+    monkeypatch.chdir(tmp_path)
+    asked = list[str]()
+    load = by_name(lambda path, **_: asked.append(path))
+    for name in ("foreign", "foreign/evil.py"):
+        with pytest.raises(ArmdError, match="working folder would be taken"):
+            load(name)
+        load(path=f"./{name}")
+    for name in (str(folder), "accuracy", "json", "EleutherAI/lambada_openai"):
+        load(name)
+    assert asked[2:] == [str(folder), "accuracy", "json", "EleutherAI/lambada_openai"]
 
 
 def test_many_at_once_and_nothing_stays(folder: Path) -> None:

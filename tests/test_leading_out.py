@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,16 @@ def test_of_rows_that_name_media(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "corpus" / "train.parquet")
     read = find_source(f"hf:{tmp_path / 'corpus'}", Reading()).documents
     assert [one.text for one in read()] == ["a"]
+
+
+def test_of_archives_whose_members_are_unpickled(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        (tmp_path / "0.txt").write_text("text")
+        archive.add(tmp_path / "0.txt", "0.txt")
+    (tmp_path / "0.txt").unlink()
+    with pytest.raises(ArmdError, match="may unpickle"):
+        list(find_source(f"hf:{tmp_path}", Reading(field="txt")).documents())
 
 
 def test_of_a_column_that_is_kept_as_json(tmp_path: Path) -> None:
