@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Unigram, WordLevel, WordPiece
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -66,6 +66,21 @@ def test_a_document_that_is_cut_has_the_words_of_the_whole(monkeypatch: pytest.M
         parts = list(for_training(texts))
         assert "".join(parts) == "".join(texts) and max(map(len, parts)) < size + 10
         assert trained_tokenizer(300, texts).backend.to_str() == whole
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_a_long_text_has_the_tokens_of_the_whole(monkeypatch: pytest.MonkeyPatch, spaced: bool):
+    """Also where special tokens are spelled out; one that takes the space behind it is not cut."""
+    text = "It's  <|endoftext|>  cut\n<m> or <m>  not, \u00e9t\u00e9 <m>\n 12 don't. " * 9
+    found = trained_tokenizer(300, [text])
+    mark = AddedToken("<m>", rstrip=spaced, lstrip=spaced, special=True)
+    found.backend.add_special_tokens([mark])
+    whole = found.backend.encode(text, add_special_tokens=False).ids
+    assert found.may_be_cut is not spaced
+    for size in (1, 3, 16, 10_000):
+        monkeypatch.setattr("armd.data.tokenizer.LONG_TEXT", size)
+        assert found.encode_texts([text, "a b"])[0] == whole
+    assert found.encode_texts([]) == [] and found.encode_texts([""]) == [[]]
 
 
 def test_a_word_without_end_does_not_keep_the_tokenizer(tmp_path: Path):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..errors import ArmdError, first_line
 from ..runtime.foreign_code import no_foreign_code
 from .hub import require_hub
 from .source_ends import KEPT, leave_out_ends
-from .text_pieces import for_training
+from .text_pieces import for_training, pieces
 from .tokenizer_files import (
     check_sentencepiece,
     check_tokenizer_files,
@@ -28,6 +29,7 @@ from .tokenizer_files import (
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 KNOWN = ("byte", "gpt2", "bert-base-uncased", "bpe:4096")
+LONG_TEXT = 1 << 20
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -62,10 +64,23 @@ class TextTokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text alone, without those that would open or close it."""
+        """The tokens of each text alone, without those that would open or close it. Long ones are
+        read in parts, where that is exact: `tokenizers` takes a hundred bytes for each letter."""
+        encode = partial(self.backend.encode_batch, add_special_tokens=False)
         with no_panic():
-            found = self.backend.encode_batch(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+            if max(map(len, texts), default=0) > LONG_TEXT and self.may_be_cut:
+                cut = (pieces(text, LONG_TEXT) for text in texts)
+                return [[one for part in parts for one in encode([part])[0].ids] for parts in cut]
+            return [encoding.ids for encoding in encode(texts)]
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether parts of a text have the tokens of the whole."""
+        from .encoder import word_pattern
+
+        added = self.backend.get_added_tokens_decoder().values()
+        across = any(one.rstrip or any(map(str.isspace, one.content)) for one in added)
+        return not across and word_pattern(self.backend) is not None
 
     def save(self, folder: Path) -> None:
         folder.mkdir()

@@ -191,7 +191,10 @@ def causal_lm(name: str, dtype: torch.dtype | str) -> Any:
     if not Path(name).exists():
         try:
             with no_foreign_code(name):
-                found = AutoModelForCausalLM.from_pretrained(name, local_files_only=True, **options)
+                here = {"local_files_only": True}
+                found = AutoModelForCausalLM.from_pretrained(
+                    name, **here, adapter_kwargs=dict(here), **options
+                )
         except Exception:  # not in the cache: ask the hub, if it is there
             require_hub(f"model '{name}'", "give a folder made by save_pretrained")
     try:
