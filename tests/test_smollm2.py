@@ -15,6 +15,7 @@ from armd.convert.smollm2 import (  # noqa: E402
     available,
     converted_folder,
     package_file,
+    ready_folder,
     shipped_adapter,
 )
 from armd.convert.to_llama import to_llama  # noqa: E402
@@ -67,6 +68,25 @@ def test_digits_are_cut_one_by_one(folder: Path) -> None:
     assert found == [19556, 905, 17, 216, 33, 34, 35]
     words = backend.encode("List:\n\n1. one", add_special_tokens=False).tokens
     assert words[:4] == ["List", ":", "ĊĊ", "1"]
+
+
+def test_what_was_cleared_in_part_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "cache" / "smollm2"
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_text("the rest")
+
+    def convert(source: str, out: Path, **_: Any) -> None:
+        out.mkdir()  # which fails where one is
+        (out / "config.json").write_text("{}")
+
+    monkeypatch.setattr("armd.convert.smollm2.converted_folder", lambda: place)
+    monkeypatch.setattr("armd.convert.to_armd.convert", convert)
+    for _ in range(2):
+        assert ready_folder() == place
+        assert [path.name for path in place.iterdir()] == ["config.json"]
+    assert list((tmp_path / "cache").iterdir()) == [place]
 
 
 def next_logits(theirs: Any, bos: int, ids: list[int]) -> Any:

@@ -54,11 +54,15 @@ def converted_folder() -> Path:
 
 def ready_folder() -> Path:
     """The converted model with the adapter merged; made, with a line, when first asked for."""
+    from ..runtime.atomic_files import remove
     from .to_armd import convert
 
     file, out = package_file(), converted_folder()
     if (out / "config.json").is_file():
         return out
+    if out.is_dir():  # what clears caches took a part of it
+        rest = out.rename(out.with_name(f".{out.name}.{os.getpid()}.old"))
+        remove(rest)
     print(f"armd: converting {NAME} into {out}, once", file=sys.stderr)
     try:
         convert(str(file), out, max_length=MAX_LENGTH, adapter=shipped_adapter())
