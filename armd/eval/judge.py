@@ -14,6 +14,7 @@ from ..convert.gguf_source import fast_reader
 from ..convert.gguf_tokenizer import alone, as_in_file
 from ..convert.smollm2 import package_file
 from ..errors import ArmdError, first_line
+from ..pretrained import model_folder
 from ..runtime.foreign_code import no_foreign_code
 from .padding import filled, in_batches
 
@@ -116,13 +117,14 @@ def load_judge(name: str, *, device: str | None = None, precision: str = "float3
     if place.suffix == ".gguf":
         model, tokenizer, start = from_gguf(place, dtype)
     else:
+        source = str(model_folder(place)) if (place / "export").is_dir() else name
         try:
-            model = causal_lm(name, dtype)
+            model = causal_lm(source, dtype)
         except ArmdError as error:
             if place.exists():
                 raise
             raise ArmdError(f"{error}; offline: {GET_OFFLINE}, then --judge {OFFLINE}") from None
-        tokenizer = model_tokenizer(name, None)
+        tokenizer = model_tokenizer(source, None)
         start = own_start(tokenizer)
     known = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > known:
