@@ -107,7 +107,7 @@ def test_whenever_it_is_killed_a_folder_is_whole_and_has_what_a_user_put_there(
         if not listed:
             (final / SUMS).unlink()
         old = {path.name for path in final.iterdir()}
-        new = {"new", "two", SUMS, "mine.txt", "q8"} | (set() if listed else {"one"})
+        new = {"new", "two", SUMS, "mine.txt", "q8"} | (set() if listed else {"one", "two.before"})
         killed = True
         with monkeypatch.context() as patch:
             check = killed_at(patch, number, exchanges=exchanges)
@@ -148,6 +148,27 @@ def test_what_a_user_put_into_an_export_is_in_the_next_one(tmp_path: Path, momen
     three = {"failed": "three", "unlisted": "samples.jsonl"}.get(moment, "three.before")
     assert (final / three).read_text() == "mine"
     assert damaged_files(final) == [] and list(tmp_path.iterdir()) == [final]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_a_user_wrote_into_an_export_stays(tmp_path: Path, listed: bool) -> None:
+    """A card or a template is there to be edited. Also where the list of checksums was removed, as
+    the line that refuses an edited export advises. Weights are ours alone."""
+    final = filled(tmp_path / "export", "0")
+    (final / "model.safetensors").write_text("0")
+    write_sums(final)
+    for name in ("one", "model.safetensors"):
+        (final / name).write_text("mine")
+    if not listed:
+        (final / SUMS).unlink()
+    for content in ("0", "2"):
+        with replaced_folder(final) as aside:
+            for name in ("one", "two", "model.safetensors"):
+                (aside / name).write_text(content)
+            write_sums(aside)
+    there = {path.name for path in final.iterdir()}
+    assert there == {"one", "two", "model.safetensors", SUMS, "one.before"}
+    assert (final / "one.before").read_text() == "mine" and damaged_files(final) == []
 
 
 def test_a_link_is_not_replaced_by_a_folder_and_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArmdError
+from ..errors import ArmdError, first_line
 from ..runtime.foreign_code import no_foreign_code
 from . import template_process
 from .tokenizer_files import check_tokenizer_files
@@ -28,8 +28,15 @@ class ChatTemplate:
         from transformers import AutoTokenizer
 
         check_tokenizer_files(folder)
-        with no_foreign_code(folder):
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        try:
+            with no_foreign_code(folder):
+                tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        except Exception as error:  # such as of vocabulary files alone, which are read here
+            reason = first_line(error)
+            raise ArmdError(
+                f"transformers, which has chat templates, cannot read {folder} ({reason}); leave "
+                "out the chat, or put a tokenizer.json there"
+            ) from None
         if not getattr(tokenizer, "chat_template", None):
             raise ArmdError(f"the tokenizer in {folder} has no chat template; leave out the chat")
         self.take(tokenizer)

@@ -4,6 +4,7 @@ ever run, and none of them may lie elsewhere."""
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -25,7 +26,7 @@ FILES = (
     "config.json",
 )
 TEMPLATES = "additional_chat_templates"
-MOST_BYTES = 1 << 28
+MOST_BYTES, MOST_WORDS = 1 << 28, 1 << 23
 SOME_WORDS = 64
 """That a tokenizer is tried with."""
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
@@ -59,6 +60,8 @@ def _check_json(path: Path) -> None:
         raise ArmdError(f"{path} is damaged ({error}); put its copy back") from None
     if not isinstance(content, dict):
         raise ArmdError(f"{path} is damaged: it holds no table; put its copy back")
+    if path.name == CONFIG and (number := largest_number(content)) > MOST_WORDS:
+        raise ArmdError(f"{path} asks for {number:,} words; put its copy back")
     if (name := content.get("tokenizer_class")) and not is_tokenizer(name):
         raise ArmdError(f"{path} asks for '{str(name)[:80]}', which is no tokenizer; remove that")
     if path.name == "config.json" and makes_of_others(content):
@@ -81,6 +84,15 @@ def is_tokenizer(name: object) -> bool:
     its own: AutoModel opens pickled weights, RagTokenizer looks for tokenizers in subfolders."""
     known = isinstance(name, str) and name.endswith(("Tokenizer", "TokenizerFast", "Backend"))
     return known and name not in ("AutoTokenizer", "RagTokenizer")
+
+
+def largest_number(settings: dict[str, Any]) -> int:
+    """Of those that transformers makes a word for each number below (`extra_ids`, `offset`, places
+    of added tokens); a length of texts is none."""
+    given = [value for name, value in settings.items() if "max_len" not in name]
+    added = settings.get("added_tokens_decoder")
+    places = [int(key) for key in added if str(key).isdecimal()] if isinstance(added, dict) else []
+    return max([value for value in given if type(value) is int] + places, default=0)
 
 
 def makes_of_others(config: object) -> bool:

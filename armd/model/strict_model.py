@@ -52,7 +52,7 @@ class StrictModel(PreTrainedModel):
             ) from error
         except ArmdError:
             raise
-        except (RuntimeError, ValueError, AttributeError) as error:
+        except (RuntimeError, ValueError, AttributeError, TypeError) as error:
             raise ArmdError(
                 f"{source} does not fit its own config.json: {first_line(error)}"
             ) from error

@@ -11,13 +11,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..model.errors import ArmdError
-from .atomic_files import SUMS, read_sums, refuse_link, remove, sync_folder, sync_tree
+from .atomic_files import (
+    SUMS,
+    hash_file,
+    read_sums,
+    refuse_link,
+    remove,
+    sync_folder,
+    sync_tree,
+)
 from .lock import Check, locked, unchecked
 from .signals import raise_if_stopped, terminated_as_interrupt
 
 TRIES = 10
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 MOUNTS = Path("/proc/self/mountinfo")
+WEIGHTS = (".safetensors", ".gguf")
 MODEL_FILES = (".safetensors", ".json", ".gguf", ".model", ".txt", ".jinja")
 Found = TypeVar("Found")
 
@@ -44,14 +53,10 @@ def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
 
 def remove_all_but_others(old: Path, final: Path) -> None:
     """Remove a whole folder that another has taken the place of, or that was to take its place.
-    What was put there by the user, and so is not in its list of checksums (without a list: what the
-    other has not), moves to the folder that is there now."""
+    What the user put there, and so is not in its list of checksums, or wrote into a file of it,
+    moves to the folder that is there now."""
     if old.is_dir() and not old.is_symlink():
-        try:
-            ours = {SUMS, *(name.split("/")[0] for name in read_sums(old))}
-        except (OSError, ValueError):
-            ours = {path.name for path in final.iterdir()}
-        for path in sorted(path for path in old.iterdir() if path.name not in ours):
+        for path in users_files(old, final):
             if same_files(path, final / path.name):
                 continue
             taken = os.path.lexists(final / path.name)
@@ -65,6 +70,28 @@ def remove_all_but_others(old: Path, final: Path) -> None:
         for path in (path for path in old.iterdir() if path.name != SUMS):
             remove(path)  # the list last: whoever is killed here goes on by it
     remove(old)
+
+
+def users_files(old: Path, final: Path) -> list[Path]:
+    """All but weights that its list names and that are as they were written. Without a list: what
+    the other folder has not, or has otherwise. Weights that are listed are taken for ours."""
+    try:
+        sums = read_sums(old)
+    except (OSError, ValueError):
+        sums = None
+    ours = {SUMS}
+    for path in old.iterdir():
+        name, plain = path.name, path.is_file() and not path.is_symlink()
+        weights = name.endswith(WEIGHTS)
+        if sums is None:
+            there = final / name
+            mine = (there.exists() and (weights or not plain)) or same_files(path, there)
+        elif name in sums:
+            mine = weights or not plain or hash_file(path) == sums[name]
+        else:
+            mine = any(listed.startswith(f"{name}/") for listed in sums)
+        ours |= {name} if mine else set()
+    return sorted(path for path in old.iterdir() if path.name not in ours)
 
 
 def same_files(one: Path, two: Path) -> bool:

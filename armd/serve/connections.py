@@ -15,9 +15,11 @@ MOST_WAITING = 16
 """Requests that a connection may send before the first of them is answered."""
 HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 """Timeouts: sending a head; sending a body, also one that is not read; reading our answer."""
-FEW_CHUNKS, CHUNK = 64, 64
+FEW_CHUNKS, CHUNK = 64, 512
 """A body may come in so many chunks, and in one more for each CHUNK bytes that it takes: each costs
 the server as much as hundreds of bytes do."""
+UNUSED_RATE = 16 << 20
+"""Bytes a second, of all clients together, of bodies that go on when their request is answered."""
 MOST_UNREAD = 1 << 28
 """Bytes of answers, of all clients together, that wait to be read."""
 MOST_CONNECTIONS = 1000
@@ -42,6 +44,8 @@ class LimitedProtocol(HttpToolsProtocol):
     no client out."""
 
     limit = most_connections()
+    unused_until = 0.0
+    """When the bodies that nobody needs have taken their time, in the loop's seconds."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -146,10 +150,26 @@ class LimitedProtocol(HttpToolsProtocol):
         self.completed, self.chunks = False, FEW_CHUNKS + len(data) // CHUNK
         super().data_received(data)
         # where a message ended in these data, they were its body, too
-        if self.in_head and not self.completed and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self.in_head and self.cycle is not None and self.cycle.response_complete:
+            self._slow_down(len(data))
+        if self.in_head and not self.completed:
             self.head += len(data)
             if self.head > MOST_HEAD:
                 self.send_400_response("The head of the request is too large.")
+
+    def _slow_down(self, count: int) -> None:
+        """Wait before more of a body is read that nobody needs. It is not cut off at once: a client
+        that is still sending would not see the answer, such as 401."""
+        kind, now = LimitedProtocol, self.loop.time()
+        kind.unused_until = max(kind.unused_until, now) + count / UNUSED_RATE
+        self.flow.pause_reading()
+        self.loop.call_later(kind.unused_until - now, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > MOST_URL:
@@ -164,7 +184,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            self.fields = 0  # the head comes again, without the offer
+            if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
+                raise ValueError("an offer of another protocol while a request waits")
+            self.fields = 0  # the head comes again, without the offer, which takes its time
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this is no proxy")
             return
