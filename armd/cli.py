@@ -170,7 +170,11 @@ def main() -> None:
     words = sys.argv[1:]
     if any(word.startswith("--json") for word in words):
         outlive_reader()
-    bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
+    if COMPUTING.match(" ".join(words)):
+        bind_threads()
+        own_compiled_graphs()
+    else:
+        limit_spinning()
     try:
         try:
             answer(words)
@@ -188,6 +192,15 @@ def main() -> None:
     except KeyboardInterrupt:
         print("armd: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def own_compiled_graphs() -> None:
+    """torch.compile unpickles graphs that it finds in the system's temporary folder, whoever made
+    them. Ours are kept in a folder of this user alone, unless another one is named."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        from .native.build import cache_folder
+
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
 
 
 def answer(words: Sequence[str]) -> None:

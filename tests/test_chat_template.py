@@ -1,11 +1,15 @@
 """Laws: a chat template writes what transformers writes with it, and one that does not end, or asks
 for all memory, ends in one line; the next conversation is answered."""
 
+import json
+from pathlib import Path
+
 import pytest
 from serving import tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from armd.data.chat_template import ChatTemplate, Renderer
+from armd.data.tokenizer import byte_symbols, from_folder
 from armd.errors import ArmdError
 
 PLAIN = (
@@ -61,6 +65,17 @@ def test_no_template_keeps_us_or_takes_all_memory(
                 chat.text(MESSAGES)
         assert "\n" not in str(refused.value), name
     assert chat.text(MESSAGES) == whole
+
+
+def test_a_tokenizer_that_transformers_does_not_read_has_no_template(tmp_path: Path) -> None:
+    """Vocabulary files alone are read here."""
+    letters = {letter: number for number, letter in enumerate([*byte_symbols(), "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert from_folder(tmp_path).backend.encode("ab").ids
+    assert ChatTemplate.find(tmp_path) is None
+    with pytest.raises(ArmdError, match="leave out the chat"):
+        ChatTemplate(tmp_path)
 
 
 def test_a_process_that_ended_meanwhile_is_started_again(chat: ChatTemplate) -> None:

@@ -81,6 +81,20 @@ def test_the_words_are_those_of_the_file_that_is_there(folder: Path, tmp_path: P
         assert sizes == [1 if b"abc" in words else 3, 1 if b"xy" in words else 2]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"added_tokens_decoder": {"300000000": {"content": "a"}}}, {"extra_ids": 10**9}]
+)
+def test_no_number_of_words_is_believed(folder: Path, settings: dict[str, Any]) -> None:
+    """A word would be made for each number below; the length of texts is no such number."""
+    tokenizer_files(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write(folder, "tokenizer_config.json", config | {"model_max_length": 10**30})
+    assert from_transformers(str(folder)).vocab_size
+    write(folder, "tokenizer_config.json", config | settings)
+    with pytest.raises(ArmdError, match="words; put its copy back"):
+        from_transformers(str(folder))
+
+
 def test_a_name_that_lm_eval_looks_up_is_no_folder_of_the_working_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ CHANGES: list[dict[str, Any]] = [
     {"dtype": "complex64"},
     {"torch_dtype": "float99"},
     {"num_labels": 10**9},
+    {"base_model_pp_plan": 5},
     {"id2label": {"x": 1}},
 ]
 

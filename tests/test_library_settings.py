@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from armd.cli import own_compiled_graphs
 from armd.cli_errors import failed_import, refusal_of
 from armd.errors import ArmdError
 
@@ -40,6 +41,21 @@ def test_a_setting_that_ends_an_import_is_one_line(saved: Path, tmp_path: Path) 
     done = called("generate", saved, "--length", 4, folder=tmp_path, TORCH_LOGS="nonsense")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "armd: torch cannot be imported (Invalid log settings" in done.stderr
+
+
+def test_compiled_graphs_are_of_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch unpickles what it finds in its folder, by default in one that anybody may write to."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    own_compiled_graphs()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    own_compiled_graphs()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent
+    assert folder == tmp_path / "armd" and folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_uid == os.geteuid()
 
 
 def test_defects_of_ours_are_not_taken_for_a_library_s(tmp_path: Path) -> None:

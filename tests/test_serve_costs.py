@@ -13,7 +13,7 @@ import httpx
 import pytest
 from patience import PATIENCE
 from serving import running
-from test_serve_connections import answer, ask, opened
+from test_serve_connections import OFFERS, answer, ask, opened
 
 from armd.serve import connections, side_work
 from armd.serve.connections import LimitedProtocol
@@ -39,6 +39,34 @@ def test_a_body_in_very_small_chunks_is_refused_before_it_is_read(
             line.sendall(b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts))
             line.sendall(b"0\r\n\r\n")
         assert answer(line).split(b" ", 2)[1] == status
+
+
+def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:
+    """The request was answered without it. It keeps its connection waiting, and no other."""
+    monkeypatch.setattr(connections, "UNUSED_RATE", 1)
+    monkeypatch.setattr(LimitedProtocol, "unused_until", 0.0)
+    with opened(server) as line:
+        line.sendall(
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n"
+        )
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+        line.settimeout(0.5)
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < 1 << 29:
+                sent += line.send(b"x" * 65536)
+        assert sent < 1 << 26  # what the kernel's buffers hold
+        assert ask(server) == 200
+    server.at_rest()
+
+
+def test_many_offers_at_once_are_refused(server) -> None:
+    """Each is parsed twice, so that a line of them would cost others their time."""
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + OFFERS[0].encode() + b"\r\n"
+    for count, status in ((3, b"200"), (15, b"400")):
+        with opened(server) as line:
+            line.sendall(head * count + b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n")
+            assert answer(line).split(b"HTTP/1.1 ")[-1][:3] == status
 
 
 def small_buffers(server, line: socket.socket) -> LimitedProtocol:

@@ -271,6 +271,8 @@ def pyplot_or_error() -> Any:
         from matplotlib import pyplot
     except ImportError:
         raise ArmdError("pictures need matplotlib; pip install 'armd[plots]'") from None
+    except UnicodeDecodeError as error:
+        raise ArmdError(f"matplotlib cannot read a matplotlibrc or .mplstyle: {error}") from None
     pyplot.rcdefaults()  # not what a matplotlibrc says, such as usetex, for which TeX must be there
     pyplot.switch_backend("agg")
     return pyplot

@@ -18,6 +18,8 @@ HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 FEW_CHUNKS, CHUNK = 64, 512
 """A body may come in so many chunks, and in one more for each CHUNK bytes that it takes: each costs
 the server as much as hundreds of bytes do."""
+MOST_OFFERS = 4
+"""Heads that offer another protocol, in what comes at once: each is parsed twice."""
 UNUSED_RATE = 16 << 20
 """Bytes a second, of all clients together, of bodies that go on when their request is answered."""
 MOST_UNREAD = 1 << 28
@@ -57,7 +59,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.answered: Any = None
-        self.chunks = 0
+        self.chunks = self.offers = 0
         self.idle_since = self.loop.time()
         self._expect(HEAD_SECONDS)
         if len(self.connections) > self.limit and not self._close_idlest():
@@ -148,6 +150,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.in_head:
             self._expect(HEAD_SECONDS)
         self.completed, self.chunks = False, FEW_CHUNKS + len(data) // CHUNK
+        self.offers = MOST_OFFERS
         super().data_received(data)
         # where a message ended in these data, they were its body, too
         if self.transport.is_closing():
@@ -184,9 +187,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
-                raise ValueError("an offer of another protocol while a request waits")
-            self.fields = 0  # the head comes again, without the offer, which takes its time
+            self.offers -= 1
+            if self.offers < 0:
+                raise ValueError("too many offers of another protocol")
+            self.fields = 0  # the head comes again, without the offer
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this is no proxy")
             return
