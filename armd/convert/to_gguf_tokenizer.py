@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.tokenizer import from_folder
 from ..errors import ArmdError
+from ..runtime.standard_streams import printable
 from .gguf_tokenizer import SPACE
 from .gguf_words import name_for
 from .source import read_json
@@ -93,8 +94,8 @@ def check_pieces(saved: dict[str, Any]) -> None:
     found = [one["content"] for one in saved["added_tokens"] if any(map(one.get, special))]
     if found:
         print(
-            f"armd: warning: the token {found[0]} is found in fewer places by readers of a GGUF "
-            "file, or without the spaces beside it (lstrip, rstrip or single_word)",
+            f"armd: warning: the token {printable(str(found[0]))} is found in fewer places by "
+            "readers of a GGUF file, or without the spaces beside it (lstrip, rstrip or single_word)",
             file=sys.stderr,
         )
 

@@ -16,6 +16,7 @@ from ..errors import ArmdError
 from ..runtime.atomic_files import write_figures
 from ..runtime.atomic_folders import new_folder
 from ..runtime.progress import progress, rate
+from ..runtime.standard_streams import printable
 from .dataset import Dataset, open_dataset
 from .formats import DOCUMENTS, Reading
 from .manifest import FORMAT, write_manifest
@@ -270,4 +271,4 @@ def report(preparation: Preparation, dataset: Dataset, *, seconds: float) -> Non
 
 
 def note(text: str) -> None:
-    print(f"armd: {text}", file=sys.stderr)
+    print(f"armd: {printable(text)}", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import hash_file
+from ..runtime.standard_streams import printable
 from .formats import COMPRESSED, FORMATS, Document, Reading, field_text, file_format, read_documents
 from .hub import check_local, hub_rows, require_hub
 
@@ -214,7 +215,7 @@ def is_note(path: Path, reading: Reading) -> bool:
     if isinstance(record, dict) and reading.field in record:
         return False
     said = f"{path} begins with no record that has '{reading.field}' (--field); it is left out"
-    print(f"armd: {said}", file=sys.stderr)
+    print(f"armd: {printable(said)}", file=sys.stderr)
     return True
 
 

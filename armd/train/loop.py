@@ -24,6 +24,7 @@ from ..runtime.device import find_device
 from ..runtime.lock import Held, locked_elsewhere
 from ..runtime.memory import keep_freed_memory
 from ..runtime.processes import ProcessGroup, process_group
+from ..runtime.standard_streams import printable
 from .checkpoint import Checkpoints
 from .curriculum import Stage
 from .distributed import unwrapped
@@ -73,7 +74,8 @@ def _quiet_warnings(group: ProcessGroup) -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], *rest: Any, **_: Any) -> None:
         if group.first and category is UserWarning:
             with contextlib.suppress(OSError):  # a full disk under the log does not end the run
-                print(f"armd: warning: {message}", file=sys.stderr, flush=True)
+                said = printable(str(message))
+                print(f"armd: warning: {said}", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
