@@ -95,7 +95,8 @@ def check_pieces(saved: dict[str, Any]) -> None:
     if found:
         print(
             f"armd: warning: the token {printable(str(found[0]))} is found in fewer places by "
-            "readers of a GGUF file, or without the spaces beside it (lstrip, rstrip or single_word)",
+            "readers of a GGUF file, or without the spaces beside it (lstrip, rstrip or "
+            "single_word)",
             file=sys.stderr,
         )
 
