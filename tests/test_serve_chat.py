@@ -142,8 +142,11 @@ def test_a_client_that_leaves_makes_way_for_the_next_chat() -> None:
             time.sleep(0.01)
 
 
-def test_many_chats_that_come_at_once_wait_for_their_slots() -> None:
+def test_many_chats_that_come_at_once_wait_for_their_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As completions do: where the template is quick, only the queue's end refuses one."""
+    monkeypatch.setattr("armd.serve.templates.WAIT_SECONDS", PATIENCE)  # quick, on any machine
     body = {"messages": MESSAGES, "max_tokens": 2}
     with ThreadPoolExecutor(40) as clients, running(chat=chat_template(), queue=32) as server:
         server.service.chat.warm_up()
