@@ -60,6 +60,17 @@ def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:
     server.at_rest()
 
 
+def test_what_stands_behind_a_body_is_no_header(server) -> None:
+    """Such as a key, or a Host that is let in."""
+    head = b"POST /v1/tokenize HTTP/1.1\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head += b"transfer-encoding: chunked\r\n"
+    body, host = b'd\r\n{"text": "a"}\r\n0\r\n', b"host: localhost\r\n"
+    for before, behind, come_in in ((host, b"", True), (b"", b"", False), (b"", host, False)):
+        with opened(server) as line:
+            line.sendall(head + before + b"\r\n" + body + behind + b"\r\n")
+            assert (answer(line).split(b" ", 2)[1] == b"200") is come_in
+
+
 def test_many_offers_at_once_are_refused(server) -> None:
     """Each is parsed twice, so that a line of them would cost others their time."""
     head = b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + OFFERS[0].encode() + b"\r\n"

@@ -183,7 +183,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.fields += len(name) + len(value)  # self.head has them when more is to come
         if len(self.headers) >= MOST_HEADERS or self.fields > MOST_HEAD:
             raise ValueError("there are too many headers")
-        super().on_header(name, value)
+        if self.in_head:  # those behind a body say nothing of the request
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
