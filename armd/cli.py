@@ -1,6 +1,7 @@
 """The command line: which verb does which job. Each verb's module is imported only when called,
 so `armd --help` answers without loading torch."""
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -200,7 +201,8 @@ def own_compiled_graphs() -> None:
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         from .native.build import cache_folder
 
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
+        with contextlib.suppress(OSError):  # no folder can be written to, nor are graphs kept
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
 
 
 def answer(words: Sequence[str]) -> None:

@@ -267,6 +267,23 @@ def test_an_interrupt_keeps_what_was_written(folder: Path, tmp_path: Path) -> No
     assert same(records[:3], again)
 
 
+def test_blanks_of_other_lengths_are_not_resumed(saved: Path, tmp_path: Path) -> None:
+    """Whether they were drawn before or now, and although the longest is as long."""
+    kinds = ([], ["--blank-lengths", "8"], ["--blank-lengths", "3"])
+    fixed = ["generate", str(saved), "--template", "the ____", "--count", "12"]
+    for number, before in enumerate(kinds):
+        out = tmp_path / f"{number}.jsonl"
+        cli.run([*fixed, *before, "--out", str(out)])
+        written = out.read_bytes()
+        for now in kinds:
+            if now == before:
+                cli.run([*fixed, *now, "--out", str(out), "--resume"])
+            else:
+                with pytest.raises(ArmdError, match=r"written for other|other settings"):
+                    cli.run([*fixed, *now, "--out", str(out), "--resume"])
+            assert out.read_bytes() == written
+
+
 def test_processes_share_the_prompts(folder: Path, tmp_path: Path) -> None:
     words = (folder, "--count", 5, "--length", 20, "--batch", 2, "--out")
     alone = run(*words, tmp_path / "alone.jsonl")

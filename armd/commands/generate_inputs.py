@@ -34,6 +34,8 @@ class Request:
     """What the user gave: a prompt or a template."""
     tokens: list[int]
     known: list[bool]
+    whole: bool = False
+    """All of it is written, past any EOS."""
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -109,7 +111,7 @@ def from_template(
     for index in range(count):
         generator = seeded(seed, index, "blanks")
         tokens, known = fill_in(template, encode, lengths=given, generator=generator)
-        requests.append(Request(index, template, tokens, known))
+        requests.append(Request(index, template, tokens, known, whole=True))
     return requests
 
 

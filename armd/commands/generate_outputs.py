@@ -235,8 +235,7 @@ def read_records(
             but = {DIGEST: "", "model": ""} if same else {DIGEST: ""}
             if {**wanted, **but} != {**found, **but}:
                 raise ArmdError(
-                    f"{file} was written with other settings; give the same ones, or use "
-                    "--overwrite"
+                    f"{file} was written with other settings; give those, or --overwrite"
                 )
             # earlier records say nothing of config and tokenizer, or nothing at all
             if not f"{wanted[DIGEST]}-".startswith(f"{found.get(DIGEST, wanted[DIGEST])}-"):
@@ -248,8 +247,8 @@ def read_records(
         asked = {request.index: request for request in requests}
         if not all(_answers(record, asked.get(record["index"])) for record in records):
             raise ArmdError(
-                f"{file} was written for other prompts; give the same ones and --count, name "
-                "another file, or use --overwrite"
+                f"{file} was written for other prompts or blanks; give the same ones and "
+                "--count, name another file, or use --overwrite"
             )
     except FileNotFoundError:
         return [], 0
@@ -272,13 +271,14 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _answers(record: dict[str, Any], request: Request | None) -> bool:
-    """Whether a record is of this request: what was given stands in it, in the same places. Records
-    beyond the requests are of a higher --count, and stay."""
-    if request is None:
+    """Whether a record is of this request: what was given stands in it, in the same places."""
+    if request is None:  # of a higher --count, and stays
         return True
+    left = len(request.tokens) - len(record["ids"])
     told = zip(request.tokens, request.known, record["ids"], strict=False)
     same = all(token == found for token, known, found in told if known)
-    return same and record.get("prompt") == request.prompt
+    fits = left == 0 if request.whole else left >= 0
+    return same and fits and record.get("prompt") == request.prompt
 
 
 def _followed(out: Path) -> Path:
