@@ -153,7 +153,7 @@ def test_what_a_user_put_into_an_export_is_in_the_next_one(tmp_path: Path, momen
 @pytest.mark.parametrize("listed", [True, False])
 def test_what_a_user_wrote_into_an_export_stays(tmp_path: Path, listed: bool) -> None:
     """A card or a template is there to be edited. Also where the list of checksums was removed, as
-    the line that refuses an edited export advises. Weights are ours alone."""
+    the line that refuses an edited export advises."""
     final = filled(tmp_path / "export", "0")
     (final / "model.safetensors").write_text("0")
     write_sums(final)
@@ -167,8 +167,10 @@ def test_what_a_user_wrote_into_an_export_stays(tmp_path: Path, listed: bool) ->
                 (aside / name).write_text(content)
             write_sums(aside)
     there = {path.name for path in final.iterdir()}
-    assert there == {"one", "two", "model.safetensors", SUMS, "one.before"}
-    assert (final / "one.before").read_text() == "mine" and damaged_files(final) == []
+    kept = {"one.before", "model.safetensors.before"}
+    assert there == {"one", "two", "model.safetensors", SUMS, *kept}
+    assert {(final / name).read_text() for name in kept} == {"mine"}
+    assert damaged_files(final) == []
 
 
 def test_a_link_is_not_replaced_by_a_folder_and_is_named(tmp_path: Path) -> None:

@@ -73,21 +73,21 @@ def remove_all_but_others(old: Path, final: Path) -> None:
 
 
 def users_files(old: Path, final: Path) -> list[Path]:
-    """All but weights that its list names and that are as they were written. Without a list: what
-    the other folder has not, or has otherwise. Weights that are listed are taken for ours."""
+    """All but what its list names and is as it was written. Without a list: what the other folder
+    has not, or has otherwise. Weights are read, which takes a while, if newer than the list."""
     try:
-        sums = read_sums(old)
+        sums, listed_at = read_sums(old), (old / SUMS).stat().st_mtime_ns
     except (OSError, ValueError):
-        sums = None
+        sums, listed_at = None, 0
     ours = {SUMS}
     for path in old.iterdir():
         name, plain = path.name, path.is_file() and not path.is_symlink()
-        weights = name.endswith(WEIGHTS)
         if sums is None:
             there = final / name
-            mine = (there.exists() and (weights or not plain)) or same_files(path, there)
+            mine = (there.exists() and not plain) or same_files(path, there)
         elif name in sums:
-            mine = weights or not plain or hash_file(path) == sums[name]
+            early = name.endswith(WEIGHTS) and path.stat().st_mtime_ns <= listed_at
+            mine = early or not plain or hash_file(path) == sums[name]
         else:
             mine = any(listed.startswith(f"{name}/") for listed in sums)
         ours |= {name} if mine else set()
