@@ -1,7 +1,6 @@
 """The command line: which verb does which job. Each verb's module is imported only when called,
 so `armd --help` answers without loading torch."""
 
-import contextlib
 import difflib
 import importlib
 import inspect
@@ -158,6 +157,7 @@ def whole_numbers(given: list[str]) -> Any:
 
 
 def main() -> None:
+    from .native.build import own_compiled_graphs
     from .runtime.signals import end_with_parent, hide_lost_interrupts
     from .runtime.standard_streams import mend_streams, outlive_reader, printable, widen
     from .runtime.threads import bind_threads, limit_spinning
@@ -171,11 +171,9 @@ def main() -> None:
     words = sys.argv[1:]
     if any(word.startswith("--json") for word in words):
         outlive_reader()
-    if COMPUTING.match(" ".join(words)):
-        bind_threads()
+    bind_threads() if COMPUTING.match(" ".join(words)) else limit_spinning()
+    if words and not {"-h", "--help"} & {*words}:
         own_compiled_graphs()
-    else:
-        limit_spinning()
     try:
         try:
             answer(words)
@@ -193,16 +191,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("armd: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-def own_compiled_graphs() -> None:
-    """torch.compile unpickles graphs that it finds in the system's temporary folder, whoever made
-    them. Ours are kept in a folder of this user alone, unless another one is named."""
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        from .native.build import cache_folder
-
-        with contextlib.suppress(OSError):  # no folder can be written to, nor are graphs kept
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
 
 
 def answer(words: Sequence[str]) -> None:

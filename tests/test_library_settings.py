@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from armd.cli import own_compiled_graphs
 from armd.cli_errors import failed_import, refusal_of
 from armd.errors import ArmdError
+from armd.native.build import own_compiled_graphs
 
 ARMD = (sys.executable, "-c", "import armd.cli; armd.cli.main()")
 

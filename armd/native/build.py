@@ -94,6 +94,14 @@ def cache_folder() -> Path:
     return Path(alone)
 
 
+def own_compiled_graphs() -> None:
+    """torch.compile unpickles graphs that it finds in the system's temporary folder, whoever made
+    them. Ours are kept in a folder of this user alone, unless another one is named."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(OSError):  # no folder can be written to, nor are graphs kept
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "inductor")
+
+
 def _candidates() -> Iterator[Path]:
     given = os.environ.get("XDG_CACHE_HOME")
     if given and Path(given).is_absolute():

@@ -22,6 +22,7 @@ from ..model.layers import Layer
 from ..model.modeling_armd import ArmdLM
 from ..model.shapes import Float, Int, Tensor
 from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
+from .build import own_compiled_graphs
 from .huge_pages import Arena
 from .library import library
 from .linear import BITS, PackedEmbedding, SkinnyLinear, check_float32
@@ -284,15 +285,14 @@ def with_cache(model: ArmdLM, cache: str) -> ArmdLM:
 
 def packed_already(model: FastLM, weights: str) -> ArmdLM:
     """A model from a quantised folder, asked for as other weights: its own are the only ones."""
-    own = model.weights
-    if weights not in ("fp32", own):  # fp32 is what is asked for where nothing is said
+    if weights not in ("fp32", own := model.weights):  # fp32: nothing was asked for
         raise ArmdError(f"this model has {own} weights already; leave out --weights {weights}")
     return model
 
 
 def compiled(model: ArmdLM, **options: Any) -> ArmdLM:
-    """A copy whose layers are compiled around the attention call: what is left has the same few
-    shapes in every pass, while the cache that attention reads grows."""
+    """A copy with layers compiled around the attention call: the rest has the same few shapes."""
+    own_compiled_graphs()
     fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     for layer in fast.layers:
         for name in ("queries", "keys_values", "project_and_mlp"):
