@@ -15,9 +15,11 @@ from eval_models import saved, tiny_armd, tiny_gpt2  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
+from armd import cli  # noqa: E402
 from armd.errors import ArmdError  # noqa: E402
 from armd.eval.load_model import fingerprint, load  # noqa: E402
 from armd.eval.ppl import eval_ppl  # noqa: E402
+from armd.eval.results import beside  # noqa: E402
 from armd.runtime.atomic_files import SUMS, write_sums  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -141,3 +143,24 @@ def test_a_model_of_the_hub_is_known_by_what_the_cache_holds(tmp_path: Path, mon
         found.append(load("some/model").fingerprint)
         assert found[-1] == fingerprint(folder)
     assert found[0] == found[1] != found[2]
+
+
+def test_results_of_another_model_or_text_under_the_same_names_stay() -> None:
+    """The same command in another folder, or when the model has trained on; given again as it was,
+    it replaces its own."""
+    said = {"command": "armd eval streams run", "model": "run", "data": "t", "source": "t.txt"}
+    one, other, third = ({**said, "weights": w, "text": t} for w, t in ("aa", "ba", "ab"))
+    kept = beside([], [one])
+    for new in (other, third, other, one):
+        kept = beside(kept, [new])
+    assert sorted(map(str, kept)) == sorted(map(str, (one, other, third)))
+
+
+@pytest.mark.parametrize("verb", ["streams", "infill"])
+def test_results_say_what_weights_and_text_they_are_of(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("some words of a text, and more of them. " * 20)
+    model, figures = saved(tiny_armd(), tmp_path / "m"), tmp_path / "f.json"
+    words = ["eval", verb, model, "--data", str(tmp_path / "t.txt"), "--windows", "1"]
+    cli.run([*words, "--window", "24", "--json", str(figures)])
+    results = json.loads(figures.read_text())["results"]
+    assert results and all(one["weights"] and one["text"] for one in results)

@@ -74,7 +74,8 @@ def eval_infill(
         raise ArmdError(f"--candidates {candidates} must be between 1 and {MOST_CANDIDATES}")
     if length < 2:
         raise ArmdError(f"a window of {length} tokens has no two sides; raise --window")
-    rows = token_windows(loaded, one_text(data), length, windows)
+    corpus = one_text(data)
+    rows = token_windows(loaded, corpus, length, windows)
     results = []
     for kind in ("tokens", "spans"):
         for share in shares:
@@ -84,9 +85,8 @@ def eval_infill(
             if candidates > 1 and kind == "spans":
                 add_candidates(figures, loaded, rows, count=candidates, seed=seed, fill=fill)
             settings = {"model": model, "data": data, "window": length, "seed": seed}
-            results.append(
-                {**settings, "weights": loaded.fingerprint, "config": loaded.config, **figures}
-            )
+            facts = {"weights": loaded.fingerprint, "config": loaded.config}
+            results.append({**settings, **facts, "text": corpus.fingerprint, **figures})
     marked = [{**result, **stamp()} for result in results]
     print(shown(results))
     write_results(json, "infill", beside(earlier, marked))

@@ -51,8 +51,9 @@ def is_table(value: Any) -> bool:
 
 
 def beside(earlier: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """New results behind those of other commands, models and texts, which stay."""
-    said = ("command", "model", "data", "source")
+    """New results behind those of other commands, models and texts, which stay. The same names may
+    be those of another model or text by now, or in another working folder."""
+    said = ("command", "model", "data", "source", "weights", "text")
     made = [[one.get(name) for name in said] for one in new]
     return [*(one for one in earlier if [one.get(name) for name in said] not in made), *new]
 

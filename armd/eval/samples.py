@@ -9,6 +9,7 @@ from typing import Any, Literal
 import tyro
 
 from ..data.manifest import MANIFEST
+from ..data.sources import digest
 from ..errors import ArmdError, first_line
 from .judge import DEFAULT, Judge, averages, load_judge
 from .results import beside, read_results, stamp, write_results
@@ -105,7 +106,12 @@ def eval_samples(
             )
         failed = keep(found)
     result = judged(found, judging, cut=cut, batch=batch)
-    result |= {"source": source, "mauve": mauve(found.texts, real), **stamp()}
+    result |= {
+        "source": source,
+        "text": digest(found.texts),
+        "mauve": mauve(found.texts, real),
+        **stamp(),
+    }
     print(shown(result))
     write_results(json, "samples", beside(earlier, [result]))
     if failed:

@@ -65,6 +65,7 @@ def eval_streams(
         rows = spread_windows(loaded, corpus, length, windows)
         settings = {"model": model, "data": corpus.name, "source": corpus.source}
         facts = {
+            "text": corpus.fingerprint,
             "weights": loaded.fingerprint,
             "config": loaded.config,
             "precision": loaded.precision,
