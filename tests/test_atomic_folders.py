@@ -1,6 +1,7 @@
 """Laws: a folder that is replaced is the old one or the new one at every moment, and damage is
 found."""
 
+import os
 import shutil
 import signal
 import threading
@@ -158,7 +159,9 @@ def test_what_a_user_wrote_into_an_export_stays(tmp_path: Path, listed: bool) ->
     (final / "model.safetensors").write_text("0")
     write_sums(final)
     for name in ("one", "model.safetensors"):
-        (final / name).write_text("mine")
+        (mine := tmp_path / name).write_text("mine")
+        os.utime(mine, (0, 0))
+        mine.rename(final / name)  # as old as it was
     if not listed:
         (final / SUMS).unlink()
     for content in ("0", "2"):

@@ -87,6 +87,23 @@ def test_a_process_that_ended_meanwhile_is_started_again(chat: ChatTemplate) -> 
         assert chat.text(MESSAGES) == whole
 
 
+def test_an_interrupted_question_leaves_no_answer_behind(
+    chat: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the next one would take for its own."""
+    asked = [[{"role": "user", "content": text}] for text in ("first", "second", "third")]
+    wanted = [chat.text(messages) for messages in asked]
+
+    def interrupted(self: Renderer, line: str) -> None:
+        print(line, file=self.process.stdin, flush=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Renderer, "_exchange", interrupted)
+        chat.text(asked[0])
+    assert [chat.text(messages) for messages in asked[1:]] == wanted[1:]
+
+
 def test_one_that_could_not_be_started_is_started_the_next_time(
     chat: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

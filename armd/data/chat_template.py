@@ -78,7 +78,7 @@ class Renderer:
     second, and started again if a template was its end."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self.lock, self.seconds = threading.Lock(), seconds
+        self.lock, self.seconds, self.asked = threading.Lock(), seconds, False
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -99,15 +99,23 @@ class Renderer:
         question, which another one is asked."""
         line = json.dumps(given, default=str)
         with self.lock:
+            if self.asked:  # an interrupt came, and the answer would be taken for the next one's
+                self._start_again()
             for _ in range(2):
+                self.asked = True
                 taken, answer = self._exchange(line)
                 if answer.endswith("\n"):
+                    self.asked = False
                     return json.loads(answer)
-                self.end()
-                self.process = self._start()
+                self._start_again()
                 if taken:
                     break
         return {"error": "it takes too much time or memory"}
+
+    def _start_again(self) -> None:
+        self.end()
+        self.process = self._start()
+        self.asked = False
 
     def _exchange(self, line: str) -> tuple[bool, str]:
         """Whether the process took the line, and what it answered."""

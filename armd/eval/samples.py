@@ -64,8 +64,7 @@ def eval_samples(
         json: The figures go here.
     """
     check_numbers(count, batch, length)
-    if save is not None and json is not None and save.resolve() == json.resolve():
-        raise ArmdError("--save and --json name one file; the figures need one of their own")
+    check_files(save, json, reference)
     if temperature != 1 and match_entropy is not None:
         raise ArmdError("--match-entropy searches the temperature; leave out --temperature")
     is_file, is_dataset = Path(source).is_file(), (Path(source) / MANIFEST).is_file()
@@ -75,14 +74,10 @@ def eval_samples(
         used |= {"--tokenizer": tokenizer is not None, "--seed": is_file and seed != 0}
         refuse_unused(source, used)
     earlier = read_results(json, "samples")
-    if reference is not None and not reference.is_file():
-        raise ArmdError(f"no file {reference}; --reference names real text")
     with place_for(save, overwrite=overwrite) as keep:
         judging = load_judge(judge, device=device, precision=precision)
         cut = judging.max_length
-        real = None
-        if reference is not None:
-            real = read_samples(reference, judging, count=count, length=cut).texts
+        real = reference and read_samples(reference, judging, count=count, length=cut).texts
         if is_file:
             found = read_samples(Path(source), judging, count=count, length=min(length or cut, cut))
             refuse_unused(source, {"--length": length is not None and "length" not in found.facts})
@@ -117,6 +112,13 @@ def eval_samples(
     if failed:
         raise ArmdError(f"the samples are lost: {failed}; the figures are whole")
     return result
+
+
+def check_files(save: Path | None, figures: Path | None, reference: Path | None) -> None:
+    if save is not None and figures is not None and save.resolve() == figures.resolve():
+        raise ArmdError("--save and --json name one file; the figures need one of their own")
+    if reference is not None and not reference.is_file():
+        raise ArmdError(f"no file {reference}; --reference names real text")
 
 
 def check_numbers(count: int, batch: int, length: int | None) -> None:

@@ -74,9 +74,9 @@ def remove_all_but_others(old: Path, final: Path) -> None:
 
 def users_files(old: Path, final: Path) -> list[Path]:
     """All but what its list names and is as it was written. Without a list: what the other folder
-    has not, or has otherwise. Weights are read, which takes a while, if newer than the list."""
+    has not, or has otherwise. Weights are read, which takes a while, if they came later."""
     try:
-        sums, listed_at = read_sums(old), (old / SUMS).stat().st_mtime_ns
+        sums, listed_at = read_sums(old), (old / SUMS).stat().st_ctime_ns
     except (OSError, ValueError):
         sums, listed_at = None, 0
     ours = {SUMS}
@@ -86,7 +86,7 @@ def users_files(old: Path, final: Path) -> list[Path]:
             there = final / name
             mine = (there.exists() and not plain) or same_files(path, there)
         elif name in sums:
-            early = name.endswith(WEIGHTS) and path.stat().st_mtime_ns <= listed_at
+            early = name.endswith(WEIGHTS) and path.stat().st_ctime_ns < listed_at
             mine = early or not plain or hash_file(path) == sums[name]
         else:
             mine = any(listed.startswith(f"{name}/") for listed in sums)
