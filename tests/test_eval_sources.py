@@ -73,6 +73,19 @@ def test_options_that_change_nothing_are_refused(reader: str, tmp_path: Path) ->
     assert eval_samples(str(running), judge=reader, length=4, count=1, device="cpu")["samples"] == 1
 
 
+@pytest.mark.parametrize("between", ["", "<|endoftext|>\r\n"])
+def test_a_text_is_judged_with_its_line_ends(reader: str, tmp_path: Path, between: str) -> None:
+    """Those of Windows are other tokens; in JSON lines they are kept."""
+    texts = ["a few\r\nwords ", "and\r\nmore"]
+    (tmp_path / "a.txt").write_bytes(between.join(texts).encode())
+    rows = texts if between else ["".join(texts)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in rows))
+    options: dict[str, Any] = {"judge": reader, "count": 2, "device": "cpu"}
+    found = [eval_samples(str(tmp_path / name), **options) for name in ("a.txt", "a.jsonl")]
+    assert found[0]["text"] == found[1]["text"]
+    assert found[0]["mean_tokens"] == found[1]["mean_tokens"]
+
+
 def test_prompts_are_counted_and_ids_are_left_out_with_the_reason(
     reader: str, tmp_path: Path, capsys
 ) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import os
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from armd.data.formats import Reading, read_documents
 from armd.errors import ArmdError
 from armd.eval.corpora import HUB, find_corpora
 from armd.eval.load_model import load
-from armd.eval.windows import PROTOCOLS
+from armd.eval.windows import PROTOCOLS, Tally, cut
 
 SPLITS = PROTOCOLS["exact"].splits
 DATA = os.environ.get("ARMD_DATA")
@@ -113,6 +114,41 @@ def test_running_text_has_the_bytes_that_a_model_learns_from(tmp_path):
     learnt = read_documents(tmp_path / "book.txt", Reading("file"))
     assert "".join(d.text for d in learnt) == text
     assert "".join(row or "" for row in rows(str(tmp_path / "book.txt"))) == text
+
+
+EOS = 0
+
+
+def scored(place: Path, protocol: str) -> list[list[int]]:
+    """The tokens of each window, where each letter is one."""
+    (corpus,) = find_corpora(str(place), SPLITS)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [[ord(letter) for letter in text] for text in texts]
+
+    ends = {"window": 1000, "bos": EOS, "eos": EOS, "running": not corpus.ends}
+    found = cut(PROTOCOLS[protocol], corpus.rows(), encode, tally=Tally(), **ends)
+    return [window.ids for window in found]
+
+
+def learnt(place: Path, documents: str) -> list[list[int]]:
+    """The same of each document that armd prepare makes."""
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    texts = (d.text for file in files for d in read_documents(file, Reading(documents)))
+    return [[*map(ord, text), EOS] for text in texts if text.strip()]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_is_scored_is_what_is_learnt(tmp_path: Path, end: str) -> None:
+    """Of a text, a folder of texts and rows, and a text whose lines are documents."""
+    book, folder = tmp_path / "b.txt", tmp_path
+    book.write_bytes(f"one two{end}{end}three {end}four".encode())
+    assert scored(book, "exact") == learnt(book, "file")
+    assert scored(book, "rows") == learnt(book, "line")
+    (folder / "a.jsonl").write_text(json.dumps({"text": f"a row{end}of two lines"}))
+    (folder / "c.txt").write_bytes(f"five{end}".encode())
+    assert len(learnt(folder, "file")) == 3
+    assert scored(folder, "exact") == [list(chain(*learnt(folder, "file")))]
 
 
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress], ids=["gz", "xz"])

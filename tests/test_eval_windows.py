@@ -122,7 +122,7 @@ def test_running_text_is_encoded_as_the_texts_that_are_trained_on():
     assert found[0].ids == [*text[0], EOS, *text[1], EOS]
     rows = cut(PROTOCOLS["rows"], lines, across, tally=Tally(), **options)
     assert [row.ids for row in rows] == [
-        [*ids, EOS] for ids in across(["A\n", " B\n", " C", "D\n", " E\n"])
+        [*ids, EOS] for ids in across(["A", " B", " C", "D", " E"])
     ]
 
 

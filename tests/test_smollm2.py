@@ -20,7 +20,7 @@ from armd.convert.smollm2 import (  # noqa: E402
 )
 from armd.convert.to_llama import to_llama  # noqa: E402
 from armd.pretrained import load_model, load_tokenizer  # noqa: E402
-from armd.runtime.atomic_files import damaged_files  # noqa: E402
+from armd.runtime.atomic_files import SUMS, damaged_files, write_sums  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not available(), reason=f"needs the real model: {GET}")
 TEXT = (
@@ -70,22 +70,28 @@ def test_digits_are_cut_one_by_one(folder: Path) -> None:
     assert words[:4] == ["List", ":", "ĊĊ", "1"]
 
 
+@pytest.mark.parametrize("left", ["model.safetensors", "config.json"])
 def test_what_was_cleared_in_part_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     place = tmp_path / "cache" / "smollm2"
-    place.mkdir(parents=True)
-    (place / "model.safetensors").write_text("the rest")
+    files = {"config.json", "model.safetensors"}
 
     def convert(source: str, out: Path, **_: Any) -> None:
         out.mkdir()  # which fails where one is
-        (out / "config.json").write_text("{}")
+        for name in files:
+            (out / name).write_text("{}")
+        write_sums(out)
 
     monkeypatch.setattr("armd.convert.smollm2.converted_folder", lambda: place)
     monkeypatch.setattr("armd.convert.to_armd.convert", convert)
+    place.parent.mkdir()
+    convert("", place)
+    for name in files - {left}:
+        (place / name).unlink()
     for _ in range(2):
         assert ready_folder() == place
-        assert [path.name for path in place.iterdir()] == ["config.json"]
+        assert {path.name for path in place.iterdir()} == {*files, SUMS}
     assert list((tmp_path / "cache").iterdir()) == [place]
 
 

@@ -58,7 +58,7 @@ def ready_folder() -> Path:
     from .to_armd import convert
 
     file, out = package_file(), converted_folder()
-    if (out / "config.json").is_file():
+    if is_whole(out):
         return out
     if out.is_dir():  # what clears caches took a part of it
         rest = out.rename(out.with_name(f".{out.name}.{os.getpid()}.old"))
@@ -67,7 +67,18 @@ def ready_folder() -> Path:
     try:
         convert(str(file), out, max_length=MAX_LENGTH, adapter=shipped_adapter())
     except ArmdError:
-        if (out / "config.json").is_file():  # another process was faster
+        if is_whole(out):  # another process was faster
             return out
         raise
     return out
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file that its list of checksums names is there; what clears caches takes one
+    here and there."""
+    from ..runtime.atomic_files import read_sums
+
+    try:
+        return all((folder / name).is_file() for name in read_sums(folder))
+    except (OSError, ValueError):
+        return False

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from ..data.formats import (
@@ -22,6 +23,7 @@ from ..data.sources import digest
 from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import hash_file
 from .detokenize import DETOKENIZERS, plain
+from .windows import documents
 
 # name -> hub data set, configuration, column, revision
 HUB = {
@@ -39,6 +41,8 @@ SPLIT_WORDS = {
 """What a file's name says, as a word of its own: "greatest" is no test."""
 Detokenizers = Mapping[str, Callable[[str], str]]
 END = "<|endoftext|>"
+ROWS = (".jsonl", ".parquet")
+"""Formats that hold texts in rows, line ends in them."""
 DOCUMENT_MARK = re.compile(rf"<doc [^>]*>|</doc>|{re.escape(END)}")
 
 
@@ -139,9 +143,8 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     if (path / MANIFEST).is_file():
         raise ArmdError(f"{path} holds tokens that armd prepare made; name the text itself")
     files, split = ((path,), path.name) if path.is_file() else split_files(name, path, split)
-    running_text = name not in HUB and all(
-        file_format(f) not in (".jsonl", ".parquet") for f in files
-    )
+    plain_text = {file: name not in HUB and file_format(file) not in ROWS for file in files}
+    running_text = all(plain_text.values())
 
     known = content(files)
 
@@ -151,9 +154,10 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
 
     def read() -> Iterator[str]:
         for file in files:
-            yield from rows_of(name, file)
-            if running_text:
-                yield END  # one file's text ends here
+            rows = rows_of(name, file)
+            if plain_text[file]:
+                rows = chain(rows, [END])  # one file's text ends here
+            yield from rows if running_text or not plain_text[file] else texts_in(rows)
 
     return Corpus(
         name,
@@ -165,6 +169,11 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
         check,
         ends=not running_text,
     )
+
+
+def texts_in(lines: Iterator[str]) -> Iterator[str]:
+    """The documents of running text as rows, for a folder that has files of rows, too."""
+    return (text for text in documents(running(lines)) if text is not None)
 
 
 def content(files: tuple[Path, ...]) -> str:
@@ -206,7 +215,7 @@ def rows_of(name: str, file: Path) -> Iterator[str]:
     """The rows of one file, as the hub's version of the data set has them: empty rows too."""
     column = "sentence" if name == "ptb" and file_format(file) == ".parquet" else "text"
     try:
-        if file_format(file) in (".jsonl", ".parquet"):
+        if file_format(file) in ROWS:
             found = read_documents(file, Reading(field=column), empty=name in HUB)
             yield from (document.text for document in found)
         elif name in HUB:

@@ -230,8 +230,9 @@ def marked(result: dict[str, Any]) -> str:
 
 
 def row_ends(protocol: Protocol, corpus: Corpus) -> str:
-    """Where an EOS stands: running text has one where a document ends, whatever the protocol."""
-    if not corpus.ends:
+    """Where an EOS stands: in running text where a document ends, whatever the protocol, unless
+    lines are rows."""
+    if not corpus.ends and not protocol.by_row:
         return "EOS after every document"
     return "EOS after every row" if protocol.row_end else "no EOS between rows"
 

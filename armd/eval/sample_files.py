@@ -40,12 +40,12 @@ def read_samples(file: Path, judge: Judge, *, count: int, length: int) -> Sample
     try:
         if file_format(file) == ".jsonl":
             return read_jsonl(file, count)
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8", newline="") as stream:  # line ends as they are
             text = stream.read(count * length * 16)
     except UnicodeDecodeError as error:
         raise ArmdError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
     if SEPARATOR in text:
-        parts = [part.strip("\n") for part in text.split(SEPARATOR) if part.strip()][:count]
+        parts = [part.strip("\r\n") for part in text.split(SEPARATOR) if part.strip()][:count]
         facts: dict[str, Any] = {"form": f"texts parted by {SEPARATOR}"}
     else:
         (ids,) = judge.encode([text])

@@ -96,13 +96,13 @@ def cut(
 ) -> Iterator[Window]:
     """Stream the windows of a text; the tally is complete when they are used up. In running text
     rows are lines that follow each other, and None is the end of a document; they are encoded
-    together, because tokens may cross from line to line, unless each row is a window. Documents
-    without text are left out, as armd prepare does."""
+    together, because tokens may cross from line to line, unless each row is a window: then lines
+    have no ends. Documents without text are left out. All of this as armd prepare does."""
     room = window - 2 if protocol.wrapped else window - (protocol.by_row and protocol.free_bos)
     if room < 1:
         raise ArmdError(f"a window of {window} tokens holds none of the text; raise --window")
     if running and protocol.by_row:
-        rows, running = (row for row in rows if row is not None), False
+        rows, running = (row.rstrip("\r\n") for row in rows if row and row.strip()), False
     rows = documents(rows) if running else iter(rows)
     while some := list(islice(rows, 1 if running else AT_ONCE)):
         encoded = iter(encode([text for text in some if text is not None]))

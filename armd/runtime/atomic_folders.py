@@ -26,7 +26,6 @@ from .signals import raise_if_stopped, terminated_as_interrupt
 TRIES = 10
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 MOUNTS = Path("/proc/self/mountinfo")
-WEIGHTS = (".safetensors", ".gguf")
 MODEL_FILES = (".safetensors", ".json", ".gguf", ".model", ".txt", ".jinja")
 Found = TypeVar("Found")
 
@@ -74,11 +73,11 @@ def remove_all_but_others(old: Path, final: Path) -> None:
 
 def users_files(old: Path, final: Path) -> list[Path]:
     """All but what its list names and is as it was written. Without a list: what the other folder
-    has not, or has otherwise. Weights are read, which takes a while, if they came later."""
+    has not, or has otherwise. Dates tell nothing: those of a folder that was copied are its own."""
     try:
-        sums, listed_at = read_sums(old), (old / SUMS).stat().st_ctime_ns
+        sums = read_sums(old)
     except (OSError, ValueError):
-        sums, listed_at = None, 0
+        sums = None
     ours = {SUMS}
     for path in old.iterdir():
         name, plain = path.name, path.is_file() and not path.is_symlink()
@@ -86,8 +85,7 @@ def users_files(old: Path, final: Path) -> list[Path]:
             there = final / name
             mine = (there.exists() and not plain) or same_files(path, there)
         elif name in sums:
-            early = name.endswith(WEIGHTS) and path.stat().st_ctime_ns < listed_at
-            mine = early or not plain or hash_file(path) == sums[name]
+            mine = not plain or hash_file(path) == sums[name]
         else:
             mine = any(listed.startswith(f"{name}/") for listed in sums)
         ours |= {name} if mine else set()
