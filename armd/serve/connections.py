@@ -25,7 +25,7 @@ UNUSED_RATE = 16 << 20
 MOST_UNREAD = 1 << 28
 """Bytes of answers, of all clients together, that wait to be read."""
 MOST_CONNECTIONS = 1000
-OTHER_FILES = 64
+OTHER_FILES = 96
 """Files that the process needs besides connections."""
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"

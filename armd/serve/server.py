@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS, DRAIN_TICKS = 0.2, 4
 """After a signal the server listens for so long, in so many ticks of its loop at least."""
+ACCEPTED = 32
+"""New connections that an iteration of the event loop accepts. uvloop accepts one for each handle
+of a listening socket, and an iteration serves a request of each connection that has one: behind
+hundreds of connections that ask without end, newcomers would wait for an iteration each."""
 
 
 class Server(uvicorn.Server):
@@ -49,7 +53,8 @@ class Server(uvicorn.Server):
         self.service, self.grace, self.ready = service, grace, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        handles = [made for opened in sockets or () for made in (opened, *copies(opened))]
+        await super().startup(handles or None)
         # uvicorn knows SIGINT and SIGTERM; under nohup SIGHUP stays ignored
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
@@ -87,6 +92,13 @@ def listening(host: str, port: int) -> socket.socket:
             "name another --port, or --port 0 for a free one"
         ) from None
     return made
+
+
+def copies(opened: socket.socket) -> list[socket.socket]:
+    """More handles of a listening socket, where the event loop takes one connection at each."""
+    if not type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+        return []  # asyncio's own takes all that wait
+    return [opened.dup() for _ in range(ACCEPTED - 1)]
 
 
 @contextmanager
