@@ -69,7 +69,7 @@ def made_of(model: ArmdLM) -> list[Any]:
     parts, methods = [], {}
     for name, module in model.named_modules(remove_duplicate=False):
         plain = {key: value for key, value in vars(module).items() if type(value) in SETTINGS}
-        plain.pop("training")
+        plain.pop("training", None)
         parts.append((name, type(module), plain))
         for kind in type(module).__mro__:
             if kind not in methods and not kind.__module__.startswith(LIBRARIES):

@@ -4,7 +4,7 @@ import errno
 import traceback
 from pathlib import Path
 
-from .errors import ArmdError, first_line
+from .errors import ArmdError, first_line, os_error_in
 
 REFUSALS = (ArmdError, OSError, MemoryError, OverflowError, UnicodeError, RuntimeError, ImportError)
 NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
@@ -22,6 +22,8 @@ def refusal_of(error: Exception) -> Exception:
     if isinstance(error, MemoryError | OSError | ArmdError):
         return error
     if isinstance(error, RuntimeError | ImportError) and (refused := refused_in_words(error)):
+        return refused
+    if refused := os_error_in(error):
         return refused
     if library := failed_import(error):
         said = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)

@@ -12,6 +12,7 @@ pytest.importorskip("peft")
 from convert_help import WORDS  # noqa: E402
 from test_adapt import base, job, run, samples  # noqa: E402, F401
 
+from armd.runtime import atomic_folders  # noqa: E402
 from armd.train.adapt import AdaptTrainer, adapt  # noqa: E402
 from armd.train.adapt_command import recipe_of  # noqa: E402
 from armd.train.recipe import Recipe  # noqa: E402
@@ -49,6 +50,31 @@ def test_a_stopped_run_ends_as_one_that_was_not(
 ) -> None:
     recipe = recipe_of(job(base, samples, tmp_path / "run"))
     same_bytes(resumed(recipe, stopped, monkeypatch), run)
+
+
+def test_who_is_killed_while_the_base_is_removed_gives_the_command_again(
+    base: Path,  # noqa: F811
+    samples: Path,  # noqa: F811
+    run: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = recipe_of(job(base, samples, tmp_path / "run"))
+
+    real, out = atomic_folders.remove, Path(recipe.out)
+
+    def dies(path: Path) -> None:
+        if (out / "export").exists() and "base" in str(path.relative_to(out)) and path.exists():
+            file = path if path.is_file() else path / "config.json"
+            file.unlink()
+            raise RuntimeError("killed")
+        real(path)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(atomic_folders, "remove", dies)
+        adapt(recipe)
+    same_bytes(adapt(recipe), run)
+    assert not list(tmp_path.glob("run/*base*"))
 
 
 def test_a_stopped_run_whose_windows_come_again_ends_the_same(

@@ -82,7 +82,12 @@ def test_the_words_are_those_of_the_file_that_is_there(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "settings", [{"added_tokens_decoder": {"300000000": {"content": "a"}}}, {"extra_ids": 10**9}]
+    "settings",
+    [
+        {"added_tokens_decoder": {"300000000": {"content": "a"}}},
+        {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}},
+        {"extra_ids": 10**9},
+    ],
 )
 def test_no_number_of_words_is_believed(folder: Path, settings: dict[str, Any]) -> None:
     """A word would be made for each number below; the length of texts is no such number."""
@@ -109,6 +114,27 @@ def test_a_name_that_lm_eval_looks_up_is_no_folder_of_the_working_folder(
     for name in (str(folder), "accuracy", "json", "EleutherAI/lambada_openai"):
         load(name)
     assert asked[2:] == [str(folder), "accuracy", "json", "EleutherAI/lambada_openai"]
+
+
+def test_what_a_task_does_wrong_is_no_defect_of_ours() -> None:
+    """Also where a function of ours stands between: it looks at the name alone."""
+    pytest.importorskip("lm_eval")
+    from armd.eval.harness import is_of_armd
+    from armd.eval.harness_options import whole_number
+
+    def load(path: str) -> None:
+        raise KeyError(path)
+
+    try:
+        by_name(load)("a-task")
+    except KeyError as error:
+        assert not is_of_armd(error)
+    try:
+        whole_number("an option", "1.5", 0)
+    except ArmdError as error:
+        assert is_of_armd(error)
+    else:
+        raise AssertionError
 
 
 def test_many_at_once_and_nothing_stays(folder: Path) -> None:

@@ -155,6 +155,15 @@ def test_of_a_dataset(tmp_path: Path) -> None:
         open_dataset(data)
 
 
+def test_of_a_dataset_its_tokenizer_alone_goes_into_models(tmp_path: Path) -> None:
+    """An adapter_config.json or weights beside it would make each export another model."""
+    data = prepare_corpus(tmp_path)
+    before = open_dataset(data).tokenizer_files()
+    for name in ("adapter_config.json", "pytorch_model.bin", "config.json", "evil.py"):
+        (data / "tokenizer" / name).write_text("{}")
+    assert open_dataset(data).tokenizer_files() == before
+
+
 OUTSIDE = "configs:\n- data_files: ../outside/secret.jsonl\n"
 HUB = {
     "files": ("README.md", f"---\n{OUTSIDE}---\n"),

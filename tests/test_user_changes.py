@@ -91,8 +91,19 @@ def set_otherwise(model: armd.ArmdLM) -> None:
     model.layers[1].attention_norm.eps = 0.5
 
 
+def compiled(model: armd.ArmdLM) -> None:
+    model.layers[1] = torch.compile(model.layers[1], backend="eager")
+
+
+def enlarged(model: armd.ArmdLM) -> None:
+    before, model.embedding = model.embedding, torch.nn.Embedding(4000, model.config.d_model)
+    with torch.no_grad():
+        model.embedding.weight.zero_()[: before.num_embeddings] = before.weight
+
+
 CHANGES = [pruned, parametrized, hooked, rolled, configured]
 CHANGES += [wrapped, shared, reclassed, replaced, set_otherwise, hooked_everywhere]
+CHANGES += [compiled, enlarged]
 
 
 @pytest.fixture

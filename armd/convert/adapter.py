@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ArmdError
 from ..model.folder_check import check_inside
 from ..runtime.atomic_files import damaged_files, write_sums
+from ..runtime.tensor_files import write_tensors
 from ..runtime.weight_files import weight_files
 from .layout import is_new
 from .source import read_json
@@ -200,8 +201,6 @@ def write_adapter(
 ) -> None:
     """Fill the standard folder, an empty one. `weights`: trained tensors by our names, those of
     peft with its ".default"."""
-    from safetensors.torch import save_file
-
     config = lora_config(rank, alpha)
     config.base_model_name_or_path = base_name
     config.inference_mode = True
@@ -215,11 +214,12 @@ def write_adapter(
     for name, tensor in weights.items():
         if ".lora_" in name:
             theirs, kept = to_peft(name, tensor.detach(), alpha / rank)
-            low[theirs] = kept.to(dtype).contiguous()
+            low[theirs] = kept.to(dtype)
         else:
-            new[name] = tensor.detach().float().contiguous()
-    save_file(low, folder / WEIGHTS, {"format": "pt"})
-    save_file(new, folder / NEW, {"format": "pt"})
+            new[name] = tensor.detach().float()
+    for file, tensors in ((WEIGHTS, low), (NEW, new)):
+        on_cpu = {name: tensors[name].cpu() for name in sorted(tensors)}
+        write_tensors(folder / file, on_cpu, {"format": "pt"})
     facts = {"base": base, "base_name": base_name, "right_offset": right_offset, "exact": exact}
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     write_sums(folder)

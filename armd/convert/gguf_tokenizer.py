@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from ..data.tokenizer_files import os_errors
 from ..errors import ArmdError, first_line
 from ..runtime.foreign_code import no_foreign_code
 from .gguf_words import cut_as
@@ -38,8 +39,9 @@ def save_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
         raise ArmdError(f"cannot read the tokenizer in {file}: {reason}") from None
     if template := fields.get("tokenizer.chat_template"):
         found.chat_template = str(template.contents())
-    found.save_pretrained(str(out))
-    exact.save(str(out / "tokenizer.json"))
+    with os_errors():
+        found.save_pretrained(str(out))
+        exact.save(str(out / "tokenizer.json"))
 
 
 def as_in_file(backend: Tokenizer, fields: Mapping[str, Any]) -> Tokenizer:

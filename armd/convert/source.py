@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.tokenizer import TextTokenizer, from_transformers, tokenizer_hash
+from ..data.tokenizer_files import os_errors
 from ..errors import ArmdError, first_line
 from ..runtime.atomic_files import read_text
 from ..runtime.atomic_folders import watched
@@ -154,10 +155,11 @@ def copy_tokenizer(folder: Path, out: Path) -> None:
     try:
         with no_foreign_code(folder):
             found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        found.save_pretrained(str(out))
     except Exception as error:  # the readers raise many kinds
         reason = first_line(error)
         raise ArmdError(f"no tokenizer in {folder}: {reason}; copy its files there") from None
+    with os_errors():
+        found.save_pretrained(str(out))
     keep_words(out, wanted)
 
 
@@ -166,7 +168,8 @@ def keep_words(out: Path, wanted: TextTokenizer) -> None:
     by the model that lies beside it, too, and some put words and rules of their own in place."""
     if same_words(from_transformers(str(out)), wanted):
         return
-    wanted.backend.save(str(out / "tokenizer.json"))
+    with os_errors():
+        wanted.backend.save(str(out / "tokenizer.json"))
     file = out / "tokenizer_config.json"
     facts = read_json(file, str(out)) if file.is_file() else {}
     text = json.dumps(facts | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArmdError, first_line
 from ..model.folder_check import check_inside
-from ..runtime.atomic_files import SUMS, hash_file, read_plain_files
+from ..runtime.atomic_files import hash_file, read_plain_files
 from .manifest import DTYPES, read_manifest
 from .shard_file import ShardFile, Stamp
 
@@ -71,9 +71,13 @@ class Dataset:
         return loaded
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The files that `tokenizer` is made of, as they are now, by name."""
+        """The files that `tokenizer` is made of, as they are now, by name. Models are written
+        beside copies of them, so whatever else lies there is left out."""
+        from .tokenizer_files import FILES
+
         self.tokenizer()
-        return read_plain_files(self.folder / "tokenizer", but=(SUMS,))
+        found = read_plain_files(self.folder / "tokenizer")
+        return {name: found[name] for name in FILES if name in found and name != "config.json"}
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise unless `tokenizer` (of transformers or tokenizers) is the dataset's own."""

@@ -25,6 +25,7 @@ from .tokenizer_files import (
     check_tokenizer_files,
     encode_whole,
     knows_words,
+    os_errors,
 )
 
 END, PAD = "<|endoftext|>", "<|pad|>"
@@ -84,7 +85,8 @@ class TextTokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
-        self.backend.save(str(folder / "tokenizer.json"))
+        with os_errors():
+            self.backend.save(str(folder / "tokenizer.json"))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,

@@ -3,13 +3,16 @@ ever run, and none of them may lie elsewhere."""
 
 import importlib.util
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..errors import ArmdError
+from ..errors import ArmdError, os_error_in
 from ..model.folder_check import check_inside
+from ..runtime.numbers import whole_number
 
 FILES = (
     "tokenizer.json",
@@ -91,8 +94,15 @@ def largest_number(settings: dict[str, Any]) -> int:
     of added tokens); a length of texts is none."""
     given = [value for name, value in settings.items() if "max_len" not in name]
     added = settings.get("added_tokens_decoder")
-    places = [int(key) for key in added if str(key).isdecimal()] if isinstance(added, dict) else []
+    places = [place_of(key) for key in added] if isinstance(added, dict) else []
     return max([value for value in given if type(value) is int] + places, default=0)
+
+
+def place_of(key: str) -> int:
+    """The place of an added token; one too many where it is none, or has more digits than Python
+    reads."""
+    place = whole_number(key, 0, MOST_WORDS)
+    return MOST_WORDS + 1 if place is None else place
 
 
 def makes_of_others(config: object) -> bool:
@@ -126,6 +136,16 @@ def encode_whole(backend: Tokenizer) -> None:
     backend.no_truncation()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Where `tokenizers` cannot write a file, it raises a bare Exception; inside, that becomes the
+    OSError of which it tells."""
+    try:
+        yield
+    except Exception as error:
+        raise os_error_in(error) or error from None
 
 
 def check_sentencepiece(folder: Path) -> None:

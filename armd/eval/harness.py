@@ -24,6 +24,7 @@ from ..generation.api import stream
 from ..model.order import left_to_right
 from ..runtime.seeds import seeded
 from ..runtime.standard_streams import printable
+from . import harness_names
 from .harness_cache import keep_apart
 from .harness_names import refuse_local_names
 from .harness_options import asked, whole_number
@@ -250,9 +251,11 @@ def main() -> None:
 
 
 def is_of_armd(error: Exception) -> bool:
-    """Whether it came up in code of ours, or in what that called: then it is a defect of ours."""
+    """Whether it came up in code of ours, or in what that called: then it is a defect of ours. What
+    looks at names before it hands them on is none."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is main
-    return any(Path(frame.filename).is_relative_to(ROOT) for frame in frames)
+    files = {Path(frame.filename) for frame in frames} - {Path(harness_names.__file__)}
+    return any(file.is_relative_to(ROOT) for file in files)
 
 
 def complaint(raised: Exception) -> str:

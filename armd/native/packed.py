@@ -222,7 +222,15 @@ def is_ours(model: ArmdLM) -> bool:
     parts, names = list(model.layers), (*MATRICES, *NORMS)
     inner = [model.norm, *(getattr(part, name) for part in parts for name in names)]
     known = all(isinstance(one, AdaptedLinear | nn.RMSNorm) for one in inner)
-    return known and len(set(parts)) == len(parts)
+    return known and len(set(parts)) == len(parts) and has_sizes(model)
+
+
+def has_sizes(model: ArmdLM) -> bool:
+    """Its weights have the sizes that its config says, by which C reads them."""
+    with torch.device("meta"):
+        wanted = ArmdLM(model.config).named_parameters()
+    found = {name: weight.shape for name, weight in model.named_parameters()}
+    return all(found.get(name) == weight.shape for name, weight in wanted)
 
 
 def with_own(model: FastLM) -> FastLM:

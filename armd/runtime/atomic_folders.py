@@ -52,23 +52,36 @@ def put_folder(aside: Path, final: Path, check: Check = unchecked) -> None:
 
 def remove_all_but_others(old: Path, final: Path) -> None:
     """Remove a whole folder that another has taken the place of, or that was to take its place.
-    What the user put there, and so is not in its list of checksums, or wrote into a file of it,
-    moves to the folder that is there now."""
+    What the user put there moves to the folder that is there now."""
     if old.is_dir() and not old.is_symlink():
-        for path in users_files(old, final):
-            if same_files(path, final / path.name):
-                continue
-            taken = os.path.lexists(final / path.name)
-            try:
-                path.rename(final / f"{path.name}{'.before' * taken}")
-            except OSError as error:
-                raise ArmdError(
-                    f"cannot move {path}, which is not armd's, to {final} ({error.strerror}); put "
-                    "it elsewhere and give the command again"
-                ) from None
+        move_users_files(old, final)
         for path in (path for path in old.iterdir() if path.name != SUMS):
             remove(path)  # the list last: whoever is killed here goes on by it
     remove(old)
+
+
+def remove_at_once(folder: Path, final: Path) -> None:
+    """The same, of a folder that nothing takes the place of: it is there whole, or not at all."""
+    if folder.is_dir() and not folder.is_symlink():
+        move_users_files(folder, final)
+        remove(half_of(folder))
+        folder.rename(half_of(folder))  # which goes with the next folder that is written here
+    remove(half_of(folder))
+
+
+def move_users_files(old: Path, final: Path) -> None:
+    """Those that are not in the folder's list of checksums, or no longer as they were listed."""
+    for path in users_files(old, final):
+        if same_files(path, final / path.name):
+            continue
+        taken = os.path.lexists(final / path.name)
+        try:
+            path.rename(final / f"{path.name}{'.before' * taken}")
+        except OSError as error:
+            raise ArmdError(
+                f"cannot move {path}, which is not armd's, to {final} ({error.strerror}); put it "
+                "elsewhere and give the command again"
+            ) from None
 
 
 def users_files(old: Path, final: Path) -> list[Path]:

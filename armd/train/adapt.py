@@ -21,7 +21,7 @@ from ..model.order import Order, left_to_right
 from ..model.shapes import Tensor
 from ..pretrained import in_memory, load_model
 from ..runtime.atomic_files import copy_plain_files, read_plain_files, write_sums
-from ..runtime.atomic_folders import remove_all_but_others, replaced_folder, unexchanged
+from ..runtime.atomic_folders import remove_at_once, replaced_folder, unexchanged
 from ..runtime.lock import Check
 from ..runtime.seeds import seed_of
 from ..runtime.weight_files import OF_WEIGHTS, weight_files
@@ -189,7 +189,7 @@ class AdaptRun(Run):
         number = super().go(stop)
         if not number:  # all of the base is in the export
             self.check()
-            remove_all_but_others(self.folder / BASE, self.folder / EXPORT)
+            remove_at_once(self.folder / BASE, self.folder / EXPORT)
         return number
 
     def kinds(self) -> dict[str, Stage]:
