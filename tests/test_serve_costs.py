@@ -17,6 +17,7 @@ from test_serve_connections import OFFERS, answer, ask, opened
 
 from armd.serve import connections, side_work
 from armd.serve.connections import LimitedProtocol
+from armd.serve.detokenizer import ServerTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +26,67 @@ def server():
         yield made
 
 
-@pytest.mark.parametrize("size, status", [(1, b"400"), (65, b"400"), (512, b"200")])
-def test_a_body_in_very_small_chunks_is_refused_before_it_is_read(
-    server, size: int, status: bytes
-) -> None:
-    """Each chunk costs as much as hundreds of bytes; larger ones are a body like any other."""
-    body = json.dumps({"text": "a"}).encode() + b" " * 60_000
+CHUNKED = b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKED += b"transfer-encoding: chunked\r\n"
+
+
+def chunks(body: bytes, size: int) -> bytes:
     parts = [body[at : at + size] for at in range(0, len(body), size)]
-    head = b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 65, 512, 60_000])
+@pytest.mark.parametrize("packet", [100, 5000, 1 << 20])
+def test_a_body_may_come_in_chunks_of_any_size(server, size: int, packet: int) -> None:
+    """And in packets of any size."""
+    body = json.dumps({"text": "a" * 200}).encode() + b" " * 20_000
+    sent = chunks(body, size)
     with opened(server) as line:
-        with suppress(OSError):  # it hangs up in the middle
-            line.sendall(head + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n")
-            line.sendall(b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts))
-            line.sendall(b"0\r\n\r\n")
-        assert answer(line).split(b" ", 2)[1] == status
+        line.sendall(CHUNKED + b"\r\n")
+        for at in range(0, len(sent), packet):
+            line.sendall(sent[at : at + packet])
+        line.sendall(CHUNKED + b"connection: close\r\n\r\n" + sent)
+        found = answer(line).split(b"HTTP/1.1 ")[1:]
+    assert [one[:3] for one in found] == [b"200", b"200"]
+    assert all(one.count(b"97") == 200 for one in found)
+
+
+def test_very_small_chunks_are_read_slowly(server, monkeypatch) -> None:
+    """Each costs as much as hundreds of bytes. They keep their connection waiting, and no other."""
+    monkeypatch.setattr(connections, "LINE_RATE", 1)
+    monkeypatch.setattr(LimitedProtocol, "lines_until", 0.0)
+    with opened(server) as line:
+        line.sendall(CHUNKED + b"\r\n")
+        line.settimeout(0.5)
+        sent, many = 0, chunks(b" " * 20_000, 1)[:-5]
+        with suppress(TimeoutError):
+            while sent < 1 << 29:
+                sent += line.send(many)
+        assert sent < 1 << 26  # what the kernel's buffers hold
+        assert ask(server) == 200
+        for mine in list(server.server.server_state.connections):  # it would wait for an hour
+            if mine.client == line.getsockname():
+                server.service.loop.call_soon_threadsafe(mine.hang_up)
+    monkeypatch.setattr(LimitedProtocol, "lines_until", 0.0)
+    server.at_rest()
+
+
+def test_for_who_has_left_nothing_is_worked_out(server, monkeypatch) -> None:
+    """Also where the loop learns of it later than of the request."""
+    asked: list[object] = []
+    monkeypatch.setattr(ServerTokenizer, "encode", lambda *given: asked.append(given) or [1])
+    busy, go_on = threading.Event(), threading.Event()
+    server.service.loop.call_soon_threadsafe(lambda: (busy.set(), go_on.wait(PATIENCE)))
+    assert busy.wait(PATIENCE)
+    body = b'{"text": "abc"}'
+    head = CHUNKED.replace(b"transfer-encoding: chunked", b"content-length: %d" % len(body))
+    for _ in range(20):
+        with opened(server) as line:
+            line.sendall(head + b"\r\n" + body)
+    go_on.set()
+    assert ask(server) == 200
+    server.at_rest()
+    assert not asked
 
 
 def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:

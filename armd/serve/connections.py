@@ -3,8 +3,10 @@ body and of reading the answer, pipelined requests, and the number of connection
 
 import asyncio
 import resource
+import select
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .http_parser import HttpParser
@@ -15,9 +17,12 @@ MOST_WAITING = 16
 """Requests that a connection may send before the first of them is answered."""
 HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 """Timeouts: sending a head; sending a body, also one that is not read; reading our answer."""
-FEW_CHUNKS, CHUNK = 64, 512
-"""A body may come in so many chunks, and in one more for each CHUNK bytes that it takes: each costs
-the server as much as hundreds of bytes do."""
+FEW_LINES, LINE = 64, 512
+"""What comes at once may have so many lines (chunks of a body have two each), and one more for each
+LINE bytes, to be parsed at once: each costs the server as much as hundreds of bytes do."""
+PART, LINE_RATE = 4096, 100_000
+"""What has more is parsed in parts of so many bytes, at so many lines a second of all clients
+together."""
 MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
 UNUSED_RATE = 16 << 20
@@ -40,14 +45,46 @@ def most_connections(asked: int = MOST_CONNECTIONS) -> int:
     return max(8, min(asked, files - OTHER_FILES))
 
 
+class HeldFlow(FlowControl):
+    """Flow control of a connection that may hold bytes which are not parsed yet: no more are read
+    meanwhile, whoever asks for them."""
+
+    holds = False
+
+    def hold(self) -> None:
+        self.holds = True
+        self.pause_reading()
+
+    def let_go(self) -> None:
+        self.holds = False
+        if not self._transport.is_closing():
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.holds:
+            super().resume_reading()
+
+
+def has_left(transport: Any) -> bool:
+    """Whether the client has ended its side, as the kernel knows it (Linux; elsewhere False). Those
+    that connect and leave again lie in the listening socket's queue, with all they have sent."""
+    ended, opened = getattr(select, "POLLRDHUP", 0), transport.get_extra_info("socket")
+    if not ended or opened is None:
+        return False
+    poll = select.poll()
+    poll.register(opened.fileno(), ended)
+    return bool(poll.poll(0))
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """A connection whose requests are bounded in size, number and time. Where there are too many,
     the one that has been idle the longest is closed, so that idle, slow or unread connections lock
     no client out."""
 
     limit = most_connections()
-    unused_until = 0.0
-    """When the bodies that nobody needs have taken their time, in the loop's seconds."""
+    unused_until = lines_until = 0.0
+    """When the bodies that nobody needs, and the short lines, have taken their time, in the loop's
+    seconds."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -55,11 +92,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
+        self.flow: HeldFlow = HeldFlow(transport)
+        self.held, self.part_due = bytearray(), False
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.answered: Any = None
-        self.chunks = self.offers = 0
+        self.offers = 0
         self.idle_since = self.loop.time()
         self._expect(HEAD_SECONDS)
         if len(self.connections) > self.limit and not self._close_idlest():
@@ -132,6 +171,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.answered = cycle
+        if cycle.scope["method"] == "POST" and has_left(self.transport):
+            cycle.disconnected = True  # uvicorn sees it later, when the work is done
+            cycle.message_event.set()
         super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,18 +181,42 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.unread is not None:
             self.unread.cancel()
         self.pipeline.clear()
+        self.held.clear()
         if self.answered is not None:  # uvicorn tells the request that came last, not this one
             self.answered.disconnected = True
             self.answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.held or data.count(b"\n") > FEW_LINES + len(data) // LINE:
+            self.held += data
+            self.flow.hold()
+            if not self.part_due:
+                self._parse_part()
+        else:
+            self._parse(data)
+
+    def _parse_part(self) -> None:
+        """Of what has many short lines, in its turn."""
+        kind, now = LimitedProtocol, self.loop.time()
+        self.part_due = kind.lines_until > now
+        if not self.part_due and self.held:
+            part = bytes(self.held[:PART])
+            del self.held[:PART]
+            kind.lines_until = now + part.count(b"\n") / LINE_RATE
+            self._parse(part)
+            self.part_due = bool(self.held)
+        if self.part_due:
+            self.loop.call_later(kind.lines_until - now, self._parse_part)
+        else:
+            self.flow.let_go()
+
+    def _parse(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         if self.in_head:
             self._expect(HEAD_SECONDS)
-        self.completed, self.chunks = False, FEW_CHUNKS + len(data) // CHUNK
-        self.offers = MOST_OFFERS
+        self.completed, self.offers = False, MOST_OFFERS
         super().data_received(data)
         # where a message ended in these data, they were its body, too
         if self.transport.is_closing():
@@ -201,12 +267,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_WAITING:
             raise ValueError("too many requests wait for their answers")
         super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self.chunks -= 1
-        if self.chunks < 0:
-            raise ValueError("the body comes in too many small chunks")
-        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
