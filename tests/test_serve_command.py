@@ -43,8 +43,12 @@ def test_from_start_to_sigterm(folder: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Signals) -> None:
-    """Long before its grace is over, without a traceback, and with a text under way."""
+@pytest.mark.parametrize("under_way", ["text", "body"])
+def test_a_second_signal_ends_the_server_at_once(
+    folder: str, number: signal.Signals, under_way: str
+) -> None:
+    """Long before its grace is over, without a traceback, and with a text, or a body that is still
+    coming, under way."""
     words = ["serve", folder, "--port", "0", "--threads", "1", "--grace", str(2 * PATIENCE)]
     with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -52,13 +56,21 @@ def test_a_second_signal_ends_the_server_at_once(folder: str, number: signal.Sig
             body = json.dumps({"prompt": "a", "max_tokens": 500, "n": 60, "stream": True})
             line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
             line.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-            assert line.getresponse().status == 200
+            answer = line.getresponse()
+            assert answer.status == 200
+            if under_way == "body":
+                answer.read()
+                line.putrequest("POST", "/v1/completions")
+                line.putheader("Content-Type", "application/json")
+                line.putheader("Content-Length", "100")
+                line.endheaders(b"{")
             os.kill(process.pid, number)
             while is_open(port):  # two signals at once would be one
                 time.sleep(0.01)
             os.kill(process.pid, number)
             assert process.wait(PATIENCE) == 0
             assert "Traceback" not in process.stderr.read()
+            assert under_way == "text" or line.getresponse().status == 503
         finally:
             process.kill()
 

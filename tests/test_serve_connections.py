@@ -294,28 +294,3 @@ def test_health_can_be_asked_for_its_head(server) -> None:
         answered = line.getresponse()
         assert answered.status == 200 and not answered.read()
         line.close()
-
-
-def test_newcomers_do_not_wait_for_the_loop_one_by_one(server) -> None:
-    """An iteration of the loop is as long as what all others ask for in it."""
-    loop, ticks, over = server.service.loop, [0], threading.Event()
-
-    def tick() -> None:
-        ticks[0] += 1
-        time.sleep(0.002)
-        if not over.is_set():
-            loop.call_soon(tick)
-
-    loop.call_soon_threadsafe(tick)
-    try:
-        lines = [opened(server) for _ in range(128)]
-        before = ticks[0]
-        for line in lines:
-            line.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        for line in lines:
-            assert line.recv(15) == b"HTTP/1.1 200 OK"
-        assert ticks[0] - before < 64
-    finally:
-        over.set()
-        for line in lines:
-            line.close()

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import logging
+import socket
 from dataclasses import fields
 
 import pytest
@@ -12,6 +14,7 @@ from armd.bench import serve as bench
 from armd.serve.command import Serving
 from armd.serve.connections import LimitedProtocol
 from armd.serve.limits import Limits
+from armd.serve.log_limit import once_per_second
 from armd.serve.server import Server
 
 
@@ -48,6 +51,23 @@ def test_the_bench_times_the_server_that_is_served(monkeypatch: pytest.MonkeyPat
     for name in ("http_protocol_class", "ws_protocol_class", "access_log", "proxy_headers"):
         assert getattr(timed, name) == getattr(served, name), name
     assert timed.http_protocol_class is LimitedProtocol
+
+
+def test_a_client_writes_no_log_full(monkeypatch, caplog) -> None:
+    """What has a traceback is always there."""
+    log = logging.getLogger("uvicorn.error")
+    with running() as server:
+        log.addHandler(caplog.handler)
+        monkeypatch.setattr(once_per_second, "seconds", 900.0)
+        for _ in range(30):
+            with socket.create_connection(("127.0.0.1", server.port)) as line:
+                line.sendall(b"no HTTP\r\n\r\n")
+                assert b" 400 " in line.recv(999)
+        monkeypatch.setattr(once_per_second, "seconds", 0.0)
+        log.warning("Invalid HTTP request received.")
+        log.removeHandler(caplog.handler)
+    said = [record.message for record in caplog.records if "Invalid HTTP" in record.message]
+    assert len(said) <= 3 and sum(int(s.split("(")[-1].split()[0]) for s in said if "(" in s) >= 28
 
 
 def test_a_limit_has_one_default() -> None:

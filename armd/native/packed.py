@@ -24,6 +24,7 @@ from ..model.shapes import Float, Int, Tensor
 from ..model.streams import CausalLayer, LastTwoStreamLayer, NeighborLayer, TwoStreamLayer
 from .build import own_compiled_graphs
 from .huge_pages import Arena
+from .known_model import MATRICES, NORMS, is_ours
 from .library import library
 from .linear import BITS, PackedEmbedding, SkinnyLinear, check_float32
 from .structs import LayerWeights, Matrix, NetworkWeights
@@ -36,10 +37,8 @@ COMPACT_FROM = 64 << 20
 cache, where unpacking would take longer than reading."""
 CACHES = ("fp32", "bf16")
 """Formats of keys and values."""
-MATRICES = ("query", "key_value", "out", "gate_up", "down")
 KINDS = (*MATRICES, "head")
 """Of matrices; the embedding goes with the head."""
-NORMS = ("attention_norm", "mlp_norm")
 QUERIES = ("prefix", "mean", "shift", "neighbor")
 """In the order of forward.h."""
 
@@ -215,22 +214,6 @@ def pack(
         return SkinnyLinear(weight, bias, weights=own, compacted=compacted, **options)
 
     return with_own(assemble(fast, make, packed_embedding=weights in BITS, kept=kept)).eval()
-
-
-def is_ours(model: ArmdLM) -> bool:
-    """Its parts are, too: others' adapters may have taken their place. No layer stands twice."""
-    parts, names = list(model.layers), (*MATRICES, *NORMS)
-    inner = [model.norm, *(getattr(part, name) for part in parts for name in names)]
-    known = all(isinstance(one, AdaptedLinear | nn.RMSNorm) for one in inner)
-    return known and len(set(parts)) == len(parts) and has_sizes(model)
-
-
-def has_sizes(model: ArmdLM) -> bool:
-    """Its weights have the sizes that its config says, by which C reads them."""
-    with torch.device("meta"):
-        wanted = ArmdLM(model.config).named_parameters()
-    found = {name: weight.shape for name, weight in model.named_parameters()}
-    return all(found.get(name) == weight.shape for name, weight in wanted)
 
 
 def with_own(model: FastLM) -> FastLM:

@@ -254,7 +254,7 @@ def watched(place: Path) -> Callable[[], None]:
         found: list[tuple[object, ...]] = [(identity(place),)]
         for path in (p for p in files if p.suffix in MODEL_FILES and p.is_file()):
             facts = path.stat()
-            found.append((path.name, identity(path), facts.st_size, facts.st_ctime_ns))
+            found.append((path.name, identity(path), facts.st_size, facts.st_mtime_ns))
         return found
 
     before = stamps()

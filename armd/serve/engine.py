@@ -181,8 +181,8 @@ class Engine:
         self.interrupt.value = 0
         self._expire(time.monotonic())
         while self.waiting and (entry := next_of(self.waiting, self.active, self.slots)):
-            self.waiting.remove(entry)
             entry.cache = self.pool.free.pop()
+            self.waiting.remove(entry)
             self.active.append(entry)
 
     def _expire(self, now: float) -> None:

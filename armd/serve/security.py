@@ -66,8 +66,11 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        begun = False
 
         async def send_sealed(message: Any) -> None:
+            nonlocal begun
+            begun = True
             if message["type"] == "http.response.start":
                 self.count(scope["path"], message["status"])
                 there = {name.lower() for name, _ in message["headers"]}
@@ -78,6 +81,15 @@ class SecurityMiddleware:
                 ]
             await send(message)
 
+        try:
+            await self._answer(scope, receive, send_sealed)
+        except (ConnectionResetError, BrokenPipeError, ClientDisconnect):
+            log.warning("client of %s %s left", scope["method"], scope["path"][:80])
+        except asyncio.CancelledError:  # the server has waited long enough, and ends
+            if not begun:
+                await answer(503, "the server is shutting down")(scope, receive, send_sealed)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         names = [name for name, _ in scope["headers"]]
         if any(names.count(name) > 1 for name in SINGLE):
@@ -86,10 +98,7 @@ class SecurityMiddleware:
             refusal = self._refusal(scope["method"], headers) or self._no_key(scope, headers)
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
             refusal, receive = await self._read(receive)
-        try:
-            await (refusal or self.app)(scope, receive, send_sealed)
-        except (ConnectionResetError, BrokenPipeError, ClientDisconnect):
-            log.warning("client of %s %s left", scope["method"], scope["path"][:80])
+        await (refusal or self.app)(scope, receive, send)
 
     def _no_key(self, scope: Any, headers: dict[bytes, str]) -> Asgi | None:
         """A refusal, unless the key came: as a bearer token, or as the password that a browser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -15,12 +16,15 @@ import uvicorn
 
 from ..errors import ArmdError
 from .connections import LimitedProtocol
+from .log_limit import once_per_second
 
 if TYPE_CHECKING:
     from .service import Service
 
 DRAIN_SECONDS, DRAIN_TICKS = 0.2, 4
 """After a signal the server listens for so long, in so many ticks of its loop at least."""
+LAST_SECONDS, LAST_TICKS = 1.0, 50
+"""After a second signal, what was cut has at most so long to be sent."""
 ACCEPTED = 32
 """New connections that an iteration of the event loop accepts. uvloop accepts one for each handle
 of a listening socket, and an iteration serves a request of each connection that has one: behind
@@ -50,6 +54,7 @@ class Server(uvicorn.Server):
             ws="none",  # whatever is installed: such connections would pass by the checks
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(once_per_second)
         self.service, self.grace, self.ready = service, grace, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -67,7 +72,10 @@ class Server(uvicorn.Server):
             if not self.force_exit:
                 await asyncio.sleep(DRAIN_SECONDS / DRAIN_TICKS)
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves it to be cancelled, with a traceback
+        if self.force_exit:  # uvicorn leaves all to be cancelled, with tracebacks
+            for _ in range(LAST_TICKS):  # the texts that were cut are on their way
+                if self.server_state.tasks:
+                    await asyncio.sleep(LAST_SECONDS / LAST_TICKS)
             await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
