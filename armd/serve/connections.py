@@ -92,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
-        self.flow: HeldFlow = HeldFlow(transport)
+        self.flow = self.reading = HeldFlow(transport)
         self.held, self.part_due = bytearray(), False
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
         self.timer: asyncio.TimerHandle | None = None
@@ -190,7 +190,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.held or data.count(b"\n") > FEW_LINES + len(data) // LINE:
             self.held += data
-            self.flow.hold()
+            self.reading.hold()
             if not self.part_due:
                 self._parse_part()
         else:
@@ -209,7 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.part_due:
             self.loop.call_later(kind.lines_until - now, self._parse_part)
         else:
-            self.flow.let_go()
+            self.reading.let_go()
 
     def _parse(self, data: bytes) -> None:
         if self.transport.is_closing():
