@@ -147,6 +147,7 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
     running_text = all(plain_text.values())
 
     known = content(files)
+    mixed = any(plain_text.values()) and not running_text  # earlier versions read lines as rows
 
     def check() -> None:
         if content(files) != known:
@@ -163,7 +164,7 @@ def local(name: str, path: Path, split: str, rules: Detokenizers) -> Corpus:
         name,
         split,
         str(path),
-        known,
+        f"{known} (each text whole)" if mixed else known,
         read,
         rules.get(name, plain),
         check,

@@ -112,6 +112,7 @@ def settings_of(
     loaded: Loaded, corpus: Corpus, protocol: str, window: int, scoring: Scoring
 ) -> dict[str, Any]:
     """What a result depends on: with the same settings it need not be made again."""
+    lines = PROTOCOLS[protocol].by_row and not corpus.ends  # earlier versions scored their ends
     return {
         "model": loaded.name,
         "weights": loaded.fingerprint,
@@ -122,6 +123,7 @@ def settings_of(
         "window": window,
         **used(scoring, loaded.scorer().drawn),
         "text": corpus.fingerprint,
+        **({"rows_are": "lines without their ends"} if lines else {}),
     }
 
 
