@@ -1,6 +1,7 @@
 """What costs a client little costs the server little: chunks, texts to be encoded, answers that are
 not read, scores of prompts."""
 
+import asyncio
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from patience import PATIENCE
 from serving import running
 from test_serve_connections import OFFERS, answer, ask, opened
 
-from armd.serve import connections, side_work
+from armd.serve import chunk_pace, connections, side_work
 from armd.serve.connections import LimitedProtocol
 from armd.serve.detokenizer import ServerTokenizer
 
@@ -53,8 +54,8 @@ def test_a_body_may_come_in_chunks_of_any_size(server, size: int, packet: int) -
 
 def test_very_small_chunks_are_read_slowly(server, monkeypatch) -> None:
     """Each costs as much as hundreds of bytes. They keep their connection waiting, and no other."""
-    monkeypatch.setattr(connections, "LINE_RATE", 1)
-    monkeypatch.setattr(LimitedProtocol, "lines_until", 0.0)
+    monkeypatch.setattr(chunk_pace, "RATE", 1)
+    pace = chunk_pace.pace_of(server.service.loop)
     with opened(server) as line:
         line.sendall(CHUNKED + b"\r\n")
         line.settimeout(0.5)
@@ -64,11 +65,43 @@ def test_very_small_chunks_are_read_slowly(server, monkeypatch) -> None:
                 sent += line.send(many)
         assert sent < 1 << 26  # what the kernel's buffers hold
         assert ask(server) == 200
+        lines = json.dumps({"tokens": [1] * 5000, "x": 1}, indent=1).replace("\n", "\r\n")
+        head = {"content-type": "application/json"}
+        found = httpx.post(server.url + "/v1/completions", content=lines, headers=head)
+        assert found.status_code == 400 and "Unknown" not in found.reason_phrase
         for mine in list(server.server.server_state.connections):  # it would wait for an hour
             if mine.client == line.getsockname():
                 server.service.loop.call_soon_threadsafe(mine.hang_up)
-    monkeypatch.setattr(LimitedProtocol, "lines_until", 0.0)
+    pace.free_at = 0.0
+    server.service.loop.call_soon_threadsafe(pace.timer.cancel)
+    server.service.loop.call_soon_threadsafe(setattr, pace, "timer", None)
     server.at_rest()
+
+
+def test_small_chunks_that_somebody_needs_come_first_and_those_of_few() -> None:
+    """Whoever sends very many does not keep the others waiting, and neither does who has no key."""
+    parsed: list[str] = []
+
+    class Connection:
+        def __init__(self, name: str, unused: bool, chunks: int) -> None:
+            self.name, self.unused, self.chunks = name, unused, chunks
+
+        def rank(self) -> tuple[bool, int]:
+            return self.unused, self.chunks
+
+        def parse_part(self) -> int:
+            parsed.append(self.name)
+            return 100
+
+    async def wait_for_all() -> None:
+        pace = chunk_pace.ChunkPace(asyncio.get_running_loop())
+        for one in (("unused", True, 0), ("many", False, 9000), ("few", False, 10), ("none", 0, 0)):
+            pace.add(Connection(one[0], bool(one[1]), one[2]))
+        while len(parsed) < 4:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(wait_for_all())
+    assert parsed == ["none", "few", "many", "unused"]
 
 
 def test_for_who_has_left_nothing_is_worked_out(server, monkeypatch) -> None:

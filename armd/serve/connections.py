@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .chunk_pace import END, PART, has_many_chunks, pace_of
 from .http_parser import HttpParser
 
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
@@ -17,12 +18,6 @@ MOST_WAITING = 16
 """Requests that a connection may send before the first of them is answered."""
 HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 """Timeouts: sending a head; sending a body, also one that is not read; reading our answer."""
-FEW_LINES, LINE = 64, 512
-"""What comes at once may have so many lines (chunks of a body have two each), and one more for each
-LINE bytes, to be parsed at once: each costs the server as much as hundreds of bytes do."""
-PART, LINE_RATE = 4096, 100_000
-"""What has more is parsed in parts of so many bytes, at so many lines a second of all clients
-together."""
 MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
 UNUSED_RATE = 16 << 20
@@ -82,9 +77,8 @@ class LimitedProtocol(HttpToolsProtocol):
     no client out."""
 
     limit = most_connections()
-    unused_until = lines_until = 0.0
-    """When the bodies that nobody needs, and the short lines, have taken their time, in the loop's
-    seconds."""
+    unused_until = 0.0
+    """When the bodies that nobody needs have taken their time, in the loop's seconds."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -93,7 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
         self.flow = self.reading = HeldFlow(transport)
-        self.held, self.part_due = bytearray(), False
+        self.held, self.chunked, self.chunks = bytearray(), False, 0
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
@@ -188,31 +182,49 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.held or data.count(b"\n") > FEW_LINES + len(data) // LINE:
+        if not self.held and (data := self._parse_cheap(data)):
+            pace_of(self.loop).add(self)
+        if data:
             self.held += data
             self.reading.hold()
-            if not self.part_due:
-                self._parse_part()
-        else:
-            self._parse(data)
 
-    def _parse_part(self) -> None:
-        """Of what has many short lines, in its turn."""
-        kind, now = LimitedProtocol, self.loop.time()
-        self.part_due = kind.lines_until > now
-        if not self.part_due and self.held:
-            part = bytes(self.held[:PART])
-            del self.held[:PART]
-            kind.lines_until = now + part.count(b"\n") / LINE_RATE
-            self._parse(part)
-            self.part_due = bool(self.held)
-        if self.part_due:
-            self.loop.call_later(kind.lines_until - now, self._parse_part)
+    def _parse_cheap(self, data: bytes) -> bytes:
+        """Parse all but a body of very many chunks; that is returned."""
+        while has_many_chunks(data):  # or many lines in heads, or in the text of a body
+            if not self.in_head and self.chunked:
+                return data
+            end = len(data)
+            if self.in_head:  # by itself: what its body is, is known then
+                data = data if self.head else data.lstrip(END)
+                end = data.find(2 * END) + len(2 * END) if 2 * END in data else len(data)
+            self._parse(data[:end])
+            data = data[end:]
+        if data:
+            self._parse(data)
+        return b""
+
+    def rank(self) -> tuple[bool, int]:
+        """Bodies that nobody needs come last, and those that had the fewest chunks first."""
+        unused = self.cycle is not None and self.cycle.response_complete
+        return unused, self.chunks
+
+    def parse_part(self) -> int:
+        """Of what is held, in its turn."""
+        part = bytes(self.held[:PART])
+        del self.held[:PART]
+        chunks = part.count(END) // 2
+        self.chunks += chunks
+        self._parse(part)
+        if self.transport.is_closing():
+            self.held.clear()
+        if self.held:
+            pace_of(self.loop).add(self)
         else:
             self.reading.let_go()
+        return chunks
 
     def _parse(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or not data:
             return
         if self.in_head:
             self._expect(HEAD_SECONDS)
@@ -262,6 +274,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 raise ValueError("this is no proxy")
             return
         self.in_head, self.head, self.fields, self.idle_since = False, 0, 0, self.loop.time()
+        self.chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         self._forget_timer()
         self._expect(BODY_SECONDS)
         if len(self.pipeline) >= MOST_WAITING:

@@ -1,0 +1,66 @@
+"""Very small chunks of bodies are parsed at a bounded rate: each costs the server as much as
+hundreds of bytes do."""
+
+import asyncio
+import heapq
+from itertools import count
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+FEW_CHUNKS, CHUNK = 64, 512
+"""What comes at once may have so many chunks, and one more for each CHUNK bytes."""
+PART, RATE = 4096, 50_000
+"""What has more is parsed in parts of so many bytes, at so many chunks a second of all clients
+together."""
+END = b"\r\n"
+"""Two for each chunk."""
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A connection that holds bytes which are not parsed yet."""
+
+    def rank(self) -> tuple[bool, int]: ...
+
+    def parse_part(self) -> int:
+        """How many chunks there were in it."""
+        ...
+
+
+def has_many_chunks(data: bytes) -> bool:
+    return data.count(END) > 2 * (FEW_CHUNKS + len(data) // CHUNK)
+
+
+class ChunkPace:
+    """Of one event loop. The connection of the lowest rank comes first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.number = loop, count()
+        self.waiting: list[tuple[tuple[bool, int], int, Paced]] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.free_at = 0.0
+
+    def add(self, one: Paced) -> None:
+        heapq.heappush(self.waiting, (one.rank(), next(self.number), one))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.timer is None and self.waiting:
+            wait = max(0.0, self.free_at - self.loop.time())
+            self.timer = self.loop.call_later(wait, self._parse_part)
+
+    def _parse_part(self) -> None:
+        self.timer = None
+        one = heapq.heappop(self.waiting)[2]
+        try:
+            chunks = one.parse_part()
+            self.free_at = self.loop.time() + chunks / RATE
+        finally:
+            self._go_on()
+
+
+_paces: WeakKeyDictionary[Any, ChunkPace] = WeakKeyDictionary()
+
+
+def pace_of(loop: asyncio.AbstractEventLoop) -> ChunkPace:
+    return _paces.setdefault(loop, ChunkPace(loop))
