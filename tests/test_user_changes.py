@@ -11,6 +11,7 @@ from small import case_of
 import armd
 from armd.checked_pack import pack_checked
 from armd.data.tokenizer import byte_tokenizer, with_ends
+from armd.native.packed import FastLM
 
 
 @pytest.fixture
@@ -101,9 +102,13 @@ def enlarged(model: armd.ArmdLM) -> None:
         model.embedding.weight.zero_()[: before.num_embeddings] = before.weight
 
 
+def shared_matrix(model: armd.ArmdLM) -> None:
+    model.layers[2].down = model.layers[1].down
+
+
 CHANGES = [pruned, parametrized, hooked, rolled, configured]
 CHANGES += [wrapped, shared, reclassed, replaced, set_otherwise, hooked_everywhere]
-CHANGES += [compiled, enlarged]
+CHANGES += [compiled, enlarged, shared_matrix]
 
 
 @pytest.fixture
@@ -135,3 +140,8 @@ def test_writing_leaves_the_weights_where_they_are(loaded, how: str) -> None:
         loaded.write("Once", length=12)
     assert [weight.data_ptr() for weight in pack_checked(model, "plain").parameters()] == before
     assert [weight.data_ptr() for weight in model.parameters()] == before
+
+
+def test_a_matrix_that_layers_share_is_packed(loaded) -> None:
+    shared_matrix(loaded.model)
+    assert isinstance(pack_checked(loaded.model, "q8"), FastLM)

@@ -22,5 +22,6 @@ def has_sizes(model: ArmdLM) -> bool:
     """Its weights have the sizes that its config says, by which C reads them."""
     with torch.device("meta"):
         wanted = ArmdLM(model.config).named_parameters()
-    found = {name: weight.shape for name, weight in model.named_parameters()}
+    named = model.named_parameters(remove_duplicate=False)  # parts may share a weight
+    found = {name: weight.shape for name, weight in named}
     return all(found.get(name) == weight.shape for name, weight in wanted)
