@@ -286,3 +286,6 @@ def test_a_place_that_cannot_be_written_is_found_first_and_a_full_disk_leaves_th
     with pytest.raises(ArmdError, match="the figures are whole"):
         eval_samples(model, save=tmp_path / "new.jsonl", **options)
     assert "perplexity" in capsys.readouterr().out and not (tmp_path / "new.jsonl").exists()
+    monkeypatch.setattr("armd.eval.results.write_text", full)
+    with pytest.raises(ArmdError, match=r"the samples are lost.*figures printed are whole"):
+        eval_samples(model, save=tmp_path / "new.jsonl", json=tmp_path / "f.json", **options)

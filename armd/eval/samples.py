@@ -12,7 +12,7 @@ from ..data.manifest import MANIFEST
 from ..data.sources import digest
 from ..errors import ArmdError, first_line
 from .judge import DEFAULT, Judge, averages, load_judge
-from .results import beside, read_results, stamp, write_results
+from .results import beside, read_results, stamp, tried_to_write
 from .sample_files import Samples, heldout_samples, place_for, read_samples
 from .text_metrics import text_figures
 
@@ -108,9 +108,9 @@ def eval_samples(
         **stamp(),
     }
     print(shown(result))
-    write_results(json, "samples", beside(earlier, [result]))
-    if failed:
-        raise ArmdError(f"the samples are lost: {failed}; the figures are whole")
+    unwritten = tried_to_write(json, "samples", beside(earlier, [result]))
+    if lost := [f"the samples are lost: {failed}"] * bool(failed) + [unwritten] * bool(unwritten):
+        raise ArmdError("; ".join(lost if unwritten else [*lost, "the figures are whole"]))
     return result
 
 
