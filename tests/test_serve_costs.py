@@ -76,7 +76,7 @@ def test_very_small_chunks_are_read_slowly(server, monkeypatch) -> None:
     server.at_rest()
 
 
-def test_small_chunks_that_somebody_needs_come_first_and_those_of_few() -> None:
+def test_small_chunks_that_somebody_needs_come_first_and_those_of_few(monkeypatch) -> None:
     """Whoever sends very many does not keep the others waiting, and neither does who has no key."""
     parsed: list[str] = []
 
@@ -98,7 +98,10 @@ def test_small_chunks_that_somebody_needs_come_first_and_those_of_few() -> None:
         while len(parsed) < 4:
             await asyncio.sleep(0.001)
 
+    monkeypatch.setattr(chunk_pace, "RATE", 2000)
+    begun = time.monotonic()
     asyncio.run(wait_for_all())
+    assert time.monotonic() - begun >= 3 * 100 / 2000
     assert parsed == ["none", "few", "many", "unused"]
 
 

@@ -38,24 +38,24 @@ class ChunkPace:
         self.loop, self.number = loop, count()
         self.waiting: list[tuple[tuple[bool, int], int, Paced]] = []
         self.timer: asyncio.TimerHandle | None = None
-        self.free_at = 0.0
+        self.free_at, self.parsing = 0.0, False
 
     def add(self, one: Paced) -> None:
         heapq.heappush(self.waiting, (one.rank(), next(self.number), one))
         self._go_on()
 
     def _go_on(self) -> None:
-        if self.timer is None and self.waiting:
+        if self.timer is None and self.waiting and not self.parsing:
             wait = max(0.0, self.free_at - self.loop.time())
             self.timer = self.loop.call_later(wait, self._parse_part)
 
     def _parse_part(self) -> None:
-        self.timer = None
-        one = heapq.heappop(self.waiting)[2]
+        self.timer, self.parsing, chunks = None, True, 0
         try:
-            chunks = one.parse_part()
-            self.free_at = self.loop.time() + chunks / RATE
+            while self.waiting and not chunks:  # who has left has none
+                chunks = heapq.heappop(self.waiting)[2].parse_part()
         finally:
+            self.free_at, self.parsing = self.loop.time() + chunks / RATE, False
             self._go_on()
 
 

@@ -64,8 +64,8 @@ def has_left(transport: Any) -> bool:
     """Whether the client has ended its side, as the kernel knows it (Linux; elsewhere False). Those
     that connect and leave again lie in the listening socket's queue, with all they have sent."""
     ended, opened = getattr(select, "POLLRDHUP", 0), transport.get_extra_info("socket")
-    if not ended or opened is None:
-        return False
+    if transport.is_closing() or not ended or opened is None or opened.fileno() < 0:
+        return transport.is_closing()
     poll = select.poll()
     poll.register(opened.fileno(), ended)
     return bool(poll.poll(0))
@@ -210,6 +210,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def parse_part(self) -> int:
         """Of what is held, in its turn."""
+        if has_left(self.transport):
+            self.hang_up()
+            self.held.clear()
         part = bytes(self.held[:PART])
         del self.held[:PART]
         chunks = part.count(END) // 2
