@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 FEW_CHUNKS, CHUNK = 64, 512
 """What comes at once may have so many chunks, and one more for each CHUNK bytes."""
-PART, RATE = 4096, 50_000
+PART, RATE = 1024, 50_000
 """What has more is parsed in parts of so many bytes, at so many chunks a second of all clients
 together."""
 END = b"\r\n"
