@@ -12,6 +12,8 @@ FEW_CHUNKS, CHUNK = 64, 512
 PART, RATE = 1024, 50_000
 """What has more is parsed in parts of so many bytes, at so many chunks a second of all clients
 together."""
+CREDIT = 0.05
+"""Seconds that an iteration of the loop may catch up with: under load they are long."""
 END = b"\r\n"
 """Two for each chunk."""
 
@@ -47,15 +49,17 @@ class ChunkPace:
     def _go_on(self) -> None:
         if self.timer is None and self.waiting and not self.parsing:
             wait = max(0.0, self.free_at - self.loop.time())
-            self.timer = self.loop.call_later(wait, self._parse_part)
+            self.timer = self.loop.call_later(wait, self._parse_parts)
 
-    def _parse_part(self) -> None:
-        self.timer, self.parsing, chunks = None, True, 0
+    def _parse_parts(self) -> None:
+        now = self.loop.time()
+        self.free_at = max(self.free_at, now - CREDIT)
+        self.timer, self.parsing = None, True
         try:
-            while self.waiting and not chunks:  # who has left has none
-                chunks = heapq.heappop(self.waiting)[2].parse_part()
+            while self.waiting and self.free_at <= now:
+                self.free_at += heapq.heappop(self.waiting)[2].parse_part() / RATE
         finally:
-            self.free_at, self.parsing = self.loop.time() + chunks / RATE, False
+            self.parsing = False
             self._go_on()
 
 
