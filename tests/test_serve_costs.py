@@ -1,7 +1,6 @@
-"""What costs a client little costs the server little: chunks, texts to be encoded, answers that are
+"""What costs a client little costs the server little: texts to be encoded, answers that are
 not read, scores of prompts."""
 
-import asyncio
 import json
 import os
 import socket
@@ -14,9 +13,10 @@ import httpx
 import pytest
 from patience import PATIENCE
 from serving import running
+from test_serve_chunks import CHUNKED
 from test_serve_connections import OFFERS, answer, ask, opened
 
-from armd.serve import chunk_pace, connections, side_work
+from armd.serve import connections, side_work
 from armd.serve.connections import LimitedProtocol
 from armd.serve.detokenizer import ServerTokenizer
 
@@ -27,86 +27,9 @@ def server():
         yield made
 
 
-CHUNKED = b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-CHUNKED += b"transfer-encoding: chunked\r\n"
-
-
-def chunks(body: bytes, size: int) -> bytes:
-    parts = [body[at : at + size] for at in range(0, len(body), size)]
-    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-
-
-@pytest.mark.parametrize("size", [1, 7, 65, 512, 60_000])
-@pytest.mark.parametrize("packet", [100, 5000, 1 << 20])
-def test_a_body_may_come_in_chunks_of_any_size(server, size: int, packet: int) -> None:
-    """And in packets of any size."""
-    body = json.dumps({"text": "a" * 200}).encode() + b" " * 20_000
-    sent = chunks(body, size)
-    with opened(server) as line:
-        line.sendall(CHUNKED + b"\r\n")
-        for at in range(0, len(sent), packet):
-            line.sendall(sent[at : at + packet])
-        line.sendall(CHUNKED + b"connection: close\r\n\r\n" + sent)
-        found = answer(line).split(b"HTTP/1.1 ")[1:]
-    assert [one[:3] for one in found] == [b"200", b"200"]
-    assert all(one.count(b"97") == 200 for one in found)
-
-
-def test_very_small_chunks_are_read_slowly(server, monkeypatch) -> None:
-    """Each costs as much as hundreds of bytes. They keep their connection waiting, and no other."""
-    monkeypatch.setattr(chunk_pace, "RATE", 1)
-    pace = chunk_pace.pace_of(server.service.loop)
-    with opened(server) as line:
-        line.sendall(CHUNKED + b"\r\n")
-        line.settimeout(0.5)
-        sent, many = 0, chunks(b" " * 20_000, 1)[:-5]
-        with suppress(TimeoutError):
-            while sent < 1 << 29:
-                sent += line.send(many)
-        assert sent < 1 << 26  # what the kernel's buffers hold
-        assert ask(server) == 200
-        text, head = b'{"text": "a"}' + b"\r\n" * 5000, {"content-type": "application/json"}
-        assert httpx.post(server.url + "/v1/tokenize", content=text, headers=head).is_success
-        for mine in list(server.server.server_state.connections):  # it would wait for an hour
-            if mine.client == line.getsockname():
-                server.service.loop.call_soon_threadsafe(mine.hang_up)
-    pace.free_at = 0.0
-    server.service.loop.call_soon_threadsafe(pace.timer.cancel)
-    server.service.loop.call_soon_threadsafe(setattr, pace, "timer", None)
-    server.at_rest()
-
-
-def test_small_chunks_that_somebody_needs_come_first_and_those_of_few(monkeypatch) -> None:
-    """Whoever sends very many does not keep the others waiting, and neither does who has no key."""
-    parsed: list[str] = []
-
-    class Connection:
-        def __init__(self, name: str, unused: bool, chunks: int) -> None:
-            self.name, self.unused, self.chunks = name, unused, chunks
-
-        def rank(self) -> tuple[bool, int]:
-            return self.unused, self.chunks
-
-        def parse_part(self) -> int:
-            parsed.append(self.name)
-            return 100
-
-    async def wait_for_all() -> None:
-        pace = chunk_pace.ChunkPace(asyncio.get_running_loop())
-        for one in (("unused", True, 0), ("many", False, 9000), ("few", False, 10), ("none", 0, 0)):
-            pace.add(Connection(one[0], bool(one[1]), one[2]))
-        while len(parsed) < 4:
-            await asyncio.sleep(0.001)
-
-    monkeypatch.setattr(chunk_pace, "RATE", 2000)
-    begun = time.monotonic()
-    asyncio.run(wait_for_all())
-    assert time.monotonic() - begun >= 3 * 100 / 2000 - chunk_pace.CREDIT
-    assert parsed == ["none", "few", "many", "unused"]
-
-
-def test_for_who_has_left_nothing_is_worked_out(server, monkeypatch) -> None:
-    """Also where the loop learns of it later than of the request."""
+@pytest.mark.parametrize("requests", [1, 2, 9])
+def test_for_who_has_left_nothing_is_worked_out(server, monkeypatch, requests: int) -> None:
+    """Also where the loop learns of it later than of the request. And nothing stays open."""
     asked: list[object] = []
     monkeypatch.setattr(ServerTokenizer, "encode", lambda *given: asked.append(given) or [1])
     busy, go_on = threading.Event(), threading.Event()
@@ -116,11 +39,12 @@ def test_for_who_has_left_nothing_is_worked_out(server, monkeypatch) -> None:
     head = CHUNKED.replace(b"transfer-encoding: chunked", b"content-length: %d" % len(body))
     for _ in range(20):
         with opened(server) as line:
-            line.sendall(head + b"\r\n" + body)
+            line.sendall((head + b"\r\n" + body) * requests)
     go_on.set()
     assert ask(server) == 200
     server.at_rest()
     assert not asked
+    wait_until(lambda: not server.server.server_state.connections)
 
 
 def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:
@@ -140,17 +64,6 @@ def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:
         assert sent < 1 << 26  # what the kernel's buffers hold
         assert ask(server) == 200
     server.at_rest()
-
-
-def test_what_stands_behind_a_body_is_no_header(server) -> None:
-    """Such as a key, or a Host that is let in."""
-    head = b"POST /v1/tokenize HTTP/1.1\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    head += b"transfer-encoding: chunked\r\n"
-    body, host = b'd\r\n{"text": "a"}\r\n0\r\n', b"host: localhost\r\n"
-    for before, behind, come_in in ((host, b"", True), (b"", b"", False), (b"", host, False)):
-        with opened(server) as line:
-            line.sendall(head + before + b"\r\n" + body + behind + b"\r\n")
-            assert (answer(line).split(b" ", 2)[1] == b"200") is come_in
 
 
 def test_many_offers_at_once_are_refused(server) -> None:
@@ -183,12 +96,28 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_answers_that_wait_to_be_read_have_a_bounded_sum(server, monkeypatch) -> None:
-    """Who has not read for the longest time is hung up on first."""
+def long_answer(more: bytes = b"") -> bytes:
     asked = {"prompt": [97] * 60, "max_tokens": 0, "echo": True, "n": 64}
     body = json.dumps(asked).encode()
     post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    post += b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    return post + more + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_an_answer_that_nobody_reads_has_its_time(server, monkeypatch) -> None:
+    """Also the last one of a connection, which closes as soon as it is read."""
+    monkeypatch.setattr(connections, "READING_SECONDS", 0.5)
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", server.port))
+        end = small_buffers(server, line)
+        line.sendall(long_answer() * 14 + long_answer(b"connection: close\r\n"))
+        wait_until(lambda: end.paused)
+        wait_until(lambda: end not in server.server.server_state.connections)
+
+
+def test_answers_that_wait_to_be_read_have_a_bounded_sum(server, monkeypatch) -> None:
+    """Who has not read for the longest time is hung up on first."""
+    post = long_answer()
     monkeypatch.setattr(connections, "MOST_UNREAD", 200_000)
     lines, ends = [], []
     try:

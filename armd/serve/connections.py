@@ -6,10 +6,10 @@ import resource
 import select
 from typing import Any
 
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .chunk_pace import END, PART, has_many_chunks, pace_of
+from .held_flow import HeldFlow
 from .http_parser import HttpParser
 
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
@@ -40,26 +40,6 @@ def most_connections(asked: int = MOST_CONNECTIONS) -> int:
     return max(8, min(asked, files - OTHER_FILES))
 
 
-class HeldFlow(FlowControl):
-    """Flow control of a connection that may hold bytes which are not parsed yet: no more are read
-    meanwhile, whoever asks for them."""
-
-    holds = False
-
-    def hold(self) -> None:
-        self.holds = True
-        self.pause_reading()
-
-    def let_go(self) -> None:
-        self.holds = False
-        if not self._transport.is_closing():
-            self.resume_reading()
-
-    def resume_reading(self) -> None:
-        if not self.holds:
-            super().resume_reading()
-
-
 def has_left(transport: Any) -> bool:
     """Whether the client has ended its side, as the kernel knows it (Linux; elsewhere False). Those
     that connect and leave again lie in the listening socket's queue, with all they have sent."""
@@ -87,8 +67,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:  # uvloop has types of its own
         super().connection_made(transport)
         self.flow = self.reading = HeldFlow(transport)
-        self.held, self.chunked, self.chunks = bytearray(), False, 0
+        self.held, self.chunked, self.chunks, self.body_left = bytearray(), False, 0, 0
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
+        self.begun, self.tail = False, b""
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.answered: Any = None
@@ -103,7 +84,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def useful(self) -> bool:
         """Whether a request came whole, and its answer is being made and read."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        return answering and self.in_head and not self.flow.write_paused
+        closing = self.transport.is_closing()
+        return answering and self.in_head and not self.flow.write_paused and not closing
 
     def _close_idlest(self) -> bool:
         """Close the connection, besides this one, that has been idle the longest."""
@@ -134,8 +116,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def hang_up(self) -> None:
         self._forget_timer()
-        if not self.transport.is_closing():
-            self.transport.abort()
+        self.transport.abort()  # also one that closes as soon as its answer is read
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -155,7 +136,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def paused(self) -> bool:
-        return self.flow.write_paused and not self.transport.is_closing()
+        return self.flow.write_paused
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -168,6 +149,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle.scope["method"] == "POST" and has_left(self.transport):
             cycle.disconnected = True  # uvicorn sees it later, when the work is done
             cycle.message_event.set()
+            # or never: with more requests behind this one nothing is read
+            self.loop.call_soon(self.transport.close)
         super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -193,12 +176,14 @@ class LimitedProtocol(HttpToolsProtocol):
         while has_many_chunks(data):  # or many lines in heads, or in the text of a body
             if not self.in_head and self.chunked:
                 return data
-            end = len(data)
+            end = self.body_left  # by itself: the next one's may be such chunks
             if self.in_head:  # by itself: what its body is, is known then
-                data = data if self.head else data.lstrip(END)
-                end = data.find(2 * END) + len(2 * END) if 2 * END in data else len(data)
-            self._parse(data[:end])
-            data = data[end:]
+                data = data if self.begun else data.lstrip(END)
+                before = self.tail if self.begun else b""
+                at = (before + data).find(2 * END)
+                end = at + len(2 * END) - len(before) if at >= 0 else 0
+            self._parse(data[: end or None])
+            data = data[end:] if end else b""
         if data:
             self._parse(data)
         return b""
@@ -231,7 +216,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self.in_head:
             self._expect(HEAD_SECONDS)
-        self.completed, self.offers = False, MOST_OFFERS
+        self.completed, self.offers, self.tail = False, MOST_OFFERS, (self.tail + data)[-3:]
         super().data_received(data)
         # where a message ended in these data, they were its body, too
         if self.transport.is_closing():
@@ -254,6 +239,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def _read_on(self) -> None:
         if not self.transport.is_closing():
             self.flow.resume_reading()
+
+    def on_message_begin(self) -> None:
+        self.begun = True
+        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > MOST_URL:
@@ -278,11 +267,17 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self.in_head, self.head, self.fields, self.idle_since = False, 0, 0, self.loop.time()
         self.chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        self.body_left = int(lengths[0]) if lengths else 0
         self._forget_timer()
         self._expect(BODY_SECONDS)
         if len(self.pipeline) >= MOST_WAITING:
             raise ValueError("too many requests wait for their answers")
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.body_left -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -290,6 +285,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._forget_timer()
         super().on_message_complete()
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, True
+        self.begun = False
 
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
