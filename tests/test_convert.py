@@ -5,6 +5,7 @@ import shutil
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -222,6 +223,10 @@ def test_bad_files_say_so_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
             convert(str(cut), out)
     with pytest.raises(ArmdError, match="no file"):
         convert(str(tmp_path / "none.gguf"), out)
+    with monkeypatch.context() as patched, pytest.raises(PermissionError):
+        refuse = PermissionError(13, "Permission denied", str(file))
+        patched.setattr("armd.convert.gguf_source.fast_reader", Mock(side_effect=refuse))
+        convert(str(file), out)
     with pytest.raises(ArmdError, match="not empty"):
         convert(str(source), tmp_path / "ours")
     with pytest.raises(ArmdError, match="query"):

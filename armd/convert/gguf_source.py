@@ -73,6 +73,8 @@ def open_gguf(file: Path) -> Source:
         tensors = {their_name(t.name): t for t in reader.tensors if t.name != FREQUENCIES}
         frequencies = [t.data.tolist() for t in reader.tensors if t.name == FREQUENCIES]
         check_places(reader)
+    except PermissionError:
+        raise
     except Exception as error:  # the reader raises many kinds
         reason = first_line(error)
         raise ArmdError(
