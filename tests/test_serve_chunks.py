@@ -11,7 +11,7 @@ import pytest
 from serving import running
 from test_serve_connections import answer, ask, opened
 
-from armd.serve import chunk_pace
+from armd.serve import chunk_pace, connections
 from armd.serve.connections import LimitedProtocol
 
 
@@ -123,6 +123,20 @@ def test_what_stands_behind_a_body_is_no_header(server) -> None:
         with opened(server) as line:
             line.sendall(head + before + b"\r\n" + body + behind + b"\r\n")
             assert (answer(line).split(b" ", 2)[1] == b"200") is come_in
+
+
+def test_what_follows_a_bad_head_costs_nothing(server, monkeypatch) -> None:
+    looked: list[int] = []
+
+    def count(data: bytes) -> bool:
+        looked.append(len(data))
+        return chunk_pace.has_many_chunks(data)
+
+    monkeypatch.setattr(connections, "has_many_chunks", count)
+    with opened(server) as line, suppress(ConnectionResetError):
+        line.sendall(b"\x01\r\n\r\n" * 40_000)
+        assert answer(line).startswith(b"HTTP/1.1 400")
+    assert ask(server) == 200 and len(looked) < 100
 
 
 def test_requests_in_a_line_may_be_cut_anywhere(server) -> None:

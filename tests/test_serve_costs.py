@@ -1,6 +1,7 @@
 """What costs a client little costs the server little: texts to be encoded, answers that are
 not read, scores of prompts."""
 
+import asyncio
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from test_serve_connections import OFFERS, answer, ask, opened
 from armd.serve import connections, side_work
 from armd.serve.connections import LimitedProtocol
 from armd.serve.detokenizer import ServerTokenizer
+from armd.serve.security import SecurityMiddleware
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,25 @@ def test_for_who_has_left_nothing_is_worked_out(server, monkeypatch, requests: i
     server.at_rest()
     assert not asked
     wait_until(lambda: not server.server.server_state.connections)
+
+
+def test_a_body_that_waits_for_an_earlier_answer_has_its_time_later(server, monkeypatch) -> None:
+    """It is not read before."""
+    answer_now = SecurityMiddleware._answer
+
+    async def answer_late(*given) -> None:
+        await asyncio.sleep(1)
+        await answer_now(*given)
+
+    monkeypatch.setattr(SecurityMiddleware, "_answer", answer_late)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.2)
+    body = b'{"text": "abc"}'
+    head = CHUNKED.replace(b"transfer-encoding: chunked", b"content-length: %d" % len(body))
+    with opened(server) as line:
+        line.sendall(head + b"\r\n" + body + head + b"connection: close\r\n\r\n")
+        time.sleep(0.1)
+        line.sendall(body)
+        assert answer(line).count(b"HTTP/1.1 200") == 2
 
 
 def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:

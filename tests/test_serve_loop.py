@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from patience import PATIENCE
 from serving import chat_template, running, writer
 
-from armd.serve import completions, json_route, security
+from armd.serve import chunk_pace, completions, json_route, security
 from armd.serve.chat_schema import ChatRequest
 from armd.serve.security import SecurityMiddleware
 from armd.serve.service import Service
@@ -189,28 +189,33 @@ def test_a_body_of_many_mistakes_is_refused_at_the_first(server, field: str) -> 
 def test_large_bodies_of_all_clients_share_one_pace_and_small_ones_have_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And those whose clients have left take none of its time."""
     made = SecurityMiddleware(print, host="127.0.0.1", max_body=1 << 20, count=print)
     waits: list[float] = []
 
-    async def sleep(seconds: float) -> None:
+    async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    async def read(sizes: list[int]) -> None:
+    async def read(sizes: list[int], gave_up: bool = False) -> None:
         left = [{"type": "http.request", "body": b"a" * n, "more_body": True} for n in sizes]
         left[-1]["more_body"] = False
 
         async def receive() -> dict:
             return left.pop(0)
 
-        assert (await made._read(receive))[0] is None
+        refusal, _ = await made._read(receive, lambda: gave_up)
+        assert (refusal is None) is not gave_up
 
     async def all_of_them() -> None:
         await read([security.SMALL_BODY])
         assert not waits
         for _ in range(3):
             await read([security.SMALL_BODY, security.LARGE_RATE >> 6])
+        for _ in range(9):
+            await read([security.SMALL_BODY, security.LARGE_RATE], gave_up=True)
 
-    monkeypatch.setattr(security.asyncio, "sleep", sleep)
+    monkeypatch.setattr(security, "sleep", note)
     began = time.monotonic()
     asyncio.run(all_of_them())
-    assert len(waits) == 3 and made.next_large >= began + 3 / 64
+    assert len(waits) == 3
+    assert began + 3 / 64 - chunk_pace.CREDIT <= made.next_large < time.monotonic() + 1

@@ -3,14 +3,15 @@ body and of reading the answer, pipelined requests, and the number of connection
 
 import asyncio
 import resource
-import select
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .chunk_pace import END, PART, has_many_chunks, pace_of
-from .held_flow import HeldFlow
+from .held_flow import HeldFlow, has_left
 from .http_parser import HttpParser
+from .security import GAVE_UP
 
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
 """Header lines of a request; bytes of its head; bytes of its URL."""
@@ -38,17 +39,6 @@ def most_connections(asked: int = MOST_CONNECTIONS) -> int:
     """So many, or as many as there may be open files, less what the process needs itself."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(8, min(asked, files - OTHER_FILES))
-
-
-def has_left(transport: Any) -> bool:
-    """Whether the client has ended its side, as the kernel knows it (Linux; elsewhere False). Those
-    that connect and leave again lie in the listening socket's queue, with all they have sent."""
-    ended, opened = getattr(select, "POLLRDHUP", 0), transport.get_extra_info("socket")
-    if transport.is_closing() or not ended or opened is None or opened.fileno() < 0:
-        return transport.is_closing()
-    poll = select.poll()
-    poll.register(opened.fileno(), ended)
-    return bool(poll.poll(0))
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -109,8 +99,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         self.timer = None
-        if self.useful:  # an empty line behind a request is no head that is owed
-            self._expect(HEAD_SECONDS)
+        if self.useful or self.pipeline:  # an empty line behind a request is no head that is owed
+            self._expect(HEAD_SECONDS if self.in_head else BODY_SECONDS)
         else:
             self.hang_up()
 
@@ -146,12 +136,19 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.answered = cycle
-        if cycle.scope["method"] == "POST" and has_left(self.transport):
-            cycle.disconnected = True  # uvicorn sees it later, when the work is done
-            cycle.message_event.set()
-            # or never: with more requests behind this one nothing is read
-            self.loop.call_soon(self.transport.close)
+        cycle.scope["extensions"] = {GAVE_UP: partial(self._gave_up, cycle)}
+        if cycle.scope["method"] == "POST":
+            self._gave_up(cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _gave_up(self, cycle: Any) -> bool:
+        """Whether the client has left, so that nothing is worked out for it. uvicorn sees it later,
+        when the work is done, or never: with more requests behind this one nothing is read."""
+        if not cycle.disconnected and has_left(self.transport):
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self.loop.call_soon(self.transport.close)
+        return cycle.disconnected
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
@@ -174,6 +171,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _parse_cheap(self, data: bytes) -> bytes:
         """Parse all but a body of very many chunks; that is returned."""
         while has_many_chunks(data):  # or many lines in heads, or in the text of a body
+            if self.transport.is_closing():
+                return b""
             if not self.in_head and self.chunked:
                 return data
             end = self.body_left  # by itself: the next one's may be such chunks

@@ -1,4 +1,8 @@
-"""Flow control of a connection whose bytes are parsed in turns."""
+"""What a connection's bytes wait for: flow control where they are parsed in turns, and whether the
+client is still there."""
+
+import select
+from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -21,3 +25,14 @@ class HeldFlow(FlowControl):
     def resume_reading(self) -> None:
         if not self.holds:
             super().resume_reading()
+
+
+def has_left(transport: Any) -> bool:
+    """Whether the client has ended its side, as the kernel knows it (Linux; elsewhere False). Those
+    that connect and leave again lie in the listening socket's queue, with all they have sent."""
+    ended, opened = getattr(select, "POLLRDHUP", 0), transport.get_extra_info("socket")
+    if transport.is_closing() or not ended or opened is None or opened.fileno() < 0:
+        return transport.is_closing()
+    poll = select.poll()
+    poll.register(opened.fileno(), ended)
+    return bool(poll.poll(0))

@@ -8,11 +8,13 @@ import hmac
 import ipaddress
 import logging
 import re
+from asyncio import sleep
 from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
+from .chunk_pace import CREDIT
 from .errors import answer
 
 log = logging.getLogger("uvicorn.error")
@@ -25,6 +27,8 @@ SMALL_BODY = 1 << 16
 LARGE_RATE = 16 << 20
 """Bytes of larger bodies that are read in a second, from all clients together: hundreds of them at
 a time would block the event loop."""
+GAVE_UP = "armd.gave_up"
+"""The ASGI extension that tells whether a request's client has left."""
 SINGLE = tuple(b"host origin sec-fetch-site content-type content-length authorization".split())
 HEADERS = {
     "content-security-policy": (
@@ -60,7 +64,7 @@ class SecurityMiddleware:
         self.app, self.max_body, self.count = app, max_body, count
         self.host, self.local = host.lower(), is_loopback(bound or host)
         self.key = None if api_key is None else _digest(api_key.encode())
-        self.next_large = 0.0  # when more of a large body may be taken
+        self.large, self.next_large = asyncio.Lock(), 0.0  # when more of one may be taken
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -97,7 +101,8 @@ class SecurityMiddleware:
         else:
             refusal = self._refusal(scope["method"], headers) or self._no_key(scope, headers)
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
-            refusal, receive = await self._read(receive)
+            gave_up = scope.get("extensions", {}).get(GAVE_UP, lambda: False)
+            refusal, receive = await self._read(receive, gave_up)
         await (refusal or self.app)(scope, receive, send)
 
     def _no_key(self, scope: Any, headers: dict[bytes, str]) -> Asgi | None:
@@ -148,14 +153,20 @@ class SecurityMiddleware:
         close = {"Connection": "close"}
         return answer(413, f"the body passes {self.max_body} bytes; send less", headers=close)
 
-    async def _pace(self, size: int) -> None:
-        """Wait until so many more bytes of large bodies may be read; meanwhile the client is
-        not."""
-        now = asyncio.get_running_loop().time()
-        self.next_large = max(self.next_large, now) + size / LARGE_RATE
-        await asyncio.sleep(self.next_large - now)
+    async def _pace(self, size: int, gave_up: Callable[[], bool]) -> bool:
+        """Wait until so many more bytes of large bodies may be read; meanwhile the client is not.
+        One after the other, so that those who have left take no time. False: it has."""
+        async with self.large:
+            if gave_up():
+                return False
+            now = asyncio.get_running_loop().time()
+            self.next_large = max(self.next_large, now - CREDIT) + size / LARGE_RATE
+            await sleep(max(0.0, self.next_large - now))
+            return True
 
-    async def _read(self, receive: Any) -> tuple[Asgi | None, Any]:
+    async def _read(
+        self, receive: Any, gave_up: Callable[[], bool] = lambda: False
+    ) -> tuple[Asgi | None, Any]:
         """The whole body, within its limits, to be received again as one message."""
         parts: list[bytes] = []
         size = 0
@@ -170,8 +181,8 @@ class SecurityMiddleware:
                     size, more = size + len(parts[-1]), message.get("more_body", False)
                     if size > self.max_body:
                         return self._too_large(), receive
-                    if size > SMALL_BODY:
-                        await self._pace(len(parts[-1]))
+                    if size > SMALL_BODY and not await self._pace(len(parts[-1]), gave_up):
+                        return _silence, receive
         except TimeoutError:
             return answer(408, f"the body did not come within {READ_SECONDS:.0f} s"), receive
         whole: list[Any] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
