@@ -1,5 +1,6 @@
 """What a user does to a loaded model takes part in writing, and writing changes nothing in it."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,24 @@ def shared_matrix(model: armd.ArmdLM) -> None:
     model.layers[2].down = model.layers[1].down
 
 
+def biased(model: armd.ArmdLM) -> None:
+    model.layers[0].query.bias = torch.nn.Parameter(torch.full((1,), 0.5))
+
+
+def holding(model: armd.ArmdLM) -> None:
+    """A lock, which has no copies, and what a hook kept of a pass."""
+    model.layers[0].lock = threading.Lock()
+    hook = model.layers[1].down.register_forward_hook(
+        lambda module, given, out: setattr(module, "seen", out)
+    )
+    armd.loss(model, torch.tensor([[1, 2, 3]]), armd.order.left_to_right(3)).mean().backward()
+    hook.remove()
+    rolled(model)
+
+
 CHANGES = [pruned, parametrized, hooked, rolled, configured]
 CHANGES += [wrapped, shared, reclassed, replaced, set_otherwise, hooked_everywhere]
-CHANGES += [compiled, enlarged, shared_matrix]
+CHANGES += [compiled, enlarged, shared_matrix, biased, holding]
 
 
 @pytest.fixture
@@ -142,6 +158,7 @@ def test_writing_leaves_the_weights_where_they_are(loaded, how: str) -> None:
     assert [weight.data_ptr() for weight in model.parameters()] == before
 
 
-def test_a_matrix_that_layers_share_is_packed(loaded) -> None:
+def test_a_model_is_packed_whatever_it_holds(loaded) -> None:
     shared_matrix(loaded.model)
+    holding(loaded.model)
     assert isinstance(pack_checked(loaded.model, "q8"), FastLM)

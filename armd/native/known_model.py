@@ -24,4 +24,19 @@ def has_sizes(model: ArmdLM) -> bool:
         wanted = ArmdLM(model.config).named_parameters()
     named = model.named_parameters(remove_duplicate=False)  # parts may share a weight
     found = {name: weight.shape for name, weight in named}
-    return all(found.get(name) == weight.shape for name, weight in wanted)
+    linear = (getattr(layer, name) for layer in model.layers for name in MATRICES)
+    return all(found.get(name) == weight.shape for name, weight in wanted) and all(
+        map(fits, linear)
+    )
+
+
+def fits(linear: AdaptedLinear) -> bool:
+    """What it may have besides its matrix, whatever the config says: torch takes a bias of one
+    number for all outputs, too."""
+    outputs, inputs = linear.weight.shape
+    a, b = linear.lora_a, linear.lora_b
+    if a is None or b is None:
+        adapter_fits = a is b
+    else:
+        adapter_fits = a.shape == (len(a), inputs) and b.shape == (len(a), outputs)
+    return adapter_fits and (linear.bias is None or linear.bias.shape == (outputs,))

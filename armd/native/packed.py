@@ -6,7 +6,6 @@ for such products (linear.py), in float32 or in fewer bits, and the other work i
 without going back to torch: of a layer (layer.c), of a whole pass (forward.c).
 """
 
-import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, cast
@@ -27,6 +26,7 @@ from .huge_pages import Arena
 from .known_model import MATRICES, NORMS, is_ours
 from .library import library
 from .linear import BITS, PackedEmbedding, SkinnyLinear, check_float32
+from .shared_copy import sharing_weights
 from .structs import LayerWeights, Matrix, NetworkWeights
 
 WEIGHTS = ("plain", "fp32", "int8", "bf16", "q8", "q4")
@@ -203,8 +203,7 @@ def pack(
             f"{weights} weights need a float32 model on a CPU, without adapters of others that are "
             "not merged, and a C compiler (cc, gcc) that works; install one, or use --weights plain"
         )
-    # the memo makes the copy share every parameter, until the matrices are packed
-    fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    fast = sharing_weights(model)  # until the matrices are packed
     arena = Arena()
     options = {"float_rows": float_rows, "arena": arena}
     compacted = 4 * sum(weight.numel() for weight in model.parameters()) >= COMPACT_FROM
@@ -284,7 +283,7 @@ def packed_already(model: FastLM, weights: str) -> ArmdLM:
 def compiled(model: ArmdLM, **options: Any) -> ArmdLM:
     """A copy with layers compiled around the attention call: the rest has the same few shapes."""
     own_compiled_graphs()
-    fast = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    fast = sharing_weights(model)
     for layer in fast.layers:
         for name in ("queries", "keys_values", "project_and_mlp"):
             setattr(layer, name, torch.compile(getattr(layer, name), **options))
