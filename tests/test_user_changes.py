@@ -162,3 +162,8 @@ def test_a_model_is_packed_whatever_it_holds(loaded) -> None:
     shared_matrix(loaded.model)
     holding(loaded.model)
     assert isinstance(pack_checked(loaded.model, "q8"), FastLM)
+
+
+def test_what_c_would_read_beyond_its_end_is_left_to_torch(loaded) -> None:
+    loaded.model.layers[0].right_bias = torch.nn.Parameter(torch.ones(1))
+    assert pack_checked(loaded.model) is loaded.model

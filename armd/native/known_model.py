@@ -24,9 +24,12 @@ def has_sizes(model: ArmdLM) -> bool:
         wanted = ArmdLM(model.config).named_parameters()
     named = model.named_parameters(remove_duplicate=False)  # parts may share a weight
     found = {name: weight.shape for name, weight in named}
-    linear = (getattr(layer, name) for layer in model.layers for name in MATRICES)
-    return all(found.get(name) == weight.shape for name, weight in wanted) and all(
-        map(fits, linear)
+    linear = [getattr(layer, name) for layer in model.layers for name in MATRICES]
+    right = [layer.right_bias for layer in model.layers if layer.right_bias is not None]
+    return (
+        all(found.get(name) == weight.shape for name, weight in wanted)
+        and all(bias.shape == (model.config.n_heads,) for bias in right)
+        and all(map(fits, linear))
     )
 
 

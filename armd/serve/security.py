@@ -8,13 +8,12 @@ import hmac
 import ipaddress
 import logging
 import re
-from asyncio import sleep
 from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from .chunk_pace import CREDIT
+from .body_pace import SMALL_BODY, BodyPace
 from .errors import answer
 
 log = logging.getLogger("uvicorn.error")
@@ -23,10 +22,6 @@ OPEN_PATHS = ("/health",)
 """Answered without a key."""
 
 READ_SECONDS = 20.0
-SMALL_BODY = 1 << 16
-LARGE_RATE = 16 << 20
-"""Bytes of larger bodies that are read in a second, from all clients together: hundreds of them at
-a time would block the event loop."""
 GAVE_UP = "armd.gave_up"
 """The ASGI extension that tells whether a request's client has left."""
 SINGLE = tuple(b"host origin sec-fetch-site content-type content-length authorization".split())
@@ -64,7 +59,7 @@ class SecurityMiddleware:
         self.app, self.max_body, self.count = app, max_body, count
         self.host, self.local = host.lower(), is_loopback(bound or host)
         self.key = None if api_key is None else _digest(api_key.encode())
-        self.large, self.next_large = asyncio.Lock(), 0.0  # when more of one may be taken
+        self.large = BodyPace()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -153,17 +148,6 @@ class SecurityMiddleware:
         close = {"Connection": "close"}
         return answer(413, f"the body passes {self.max_body} bytes; send less", headers=close)
 
-    async def _pace(self, size: int, gave_up: Callable[[], bool]) -> bool:
-        """Wait until so many more bytes of large bodies may be read; meanwhile the client is not.
-        One after the other, so that those who have left take no time. False: it has."""
-        async with self.large:
-            if gave_up():
-                return False
-            now = asyncio.get_running_loop().time()
-            self.next_large = max(self.next_large, now - CREDIT) + size / LARGE_RATE
-            await sleep(max(0.0, self.next_large - now))
-            return True
-
     async def _read(
         self, receive: Any, gave_up: Callable[[], bool] = lambda: False
     ) -> tuple[Asgi | None, Any]:
@@ -181,7 +165,9 @@ class SecurityMiddleware:
                     size, more = size + len(parts[-1]), message.get("more_body", False)
                     if size > self.max_body:
                         return self._too_large(), receive
-                    if size > SMALL_BODY and not await self._pace(len(parts[-1]), gave_up):
+                    if size > SMALL_BODY and not await self.large.turn(
+                        len(parts[-1]), size, gave_up
+                    ):
                         return _silence, receive
         except TimeoutError:
             return answer(408, f"the body did not come within {READ_SECONDS:.0f} s"), receive
