@@ -19,7 +19,8 @@ from .errors import answer
 log = logging.getLogger("uvicorn.error")
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?", re.IGNORECASE)
 OPEN_PATHS = ("/health",)
-"""Answered without a key."""
+READING = ("GET", "HEAD")
+"""Answered without a key, and methods without a body."""
 
 READ_SECONDS = 20.0
 GAVE_UP = "armd.gave_up"
@@ -95,7 +96,7 @@ class SecurityMiddleware:
             refusal: Asgi | None = answer(400, "a header that may come once came twice")
         else:
             refusal = self._refusal(scope["method"], headers) or self._no_key(scope, headers)
-        if refusal is None and scope["method"] not in ("GET", "HEAD"):
+        if refusal is None and scope["method"] not in READING:
             gave_up = scope.get("extensions", {}).get(GAVE_UP, lambda: False)
             refusal, receive = await self._read(receive, gave_up)
         await (refusal or self.app)(scope, receive, send)
@@ -103,7 +104,8 @@ class SecurityMiddleware:
     def _no_key(self, scope: Any, headers: dict[bytes, str]) -> Asgi | None:
         """A refusal, unless the key came: as a bearer token, or as the password that a browser
         asks for. Compared in constant time."""
-        if self.key is None or scope["path"] in OPEN_PATHS:
+        is_open = scope["path"] in OPEN_PATHS and scope["method"] in READING
+        if self.key is None or is_open:
             return None
         kind, _, given = headers.get(b"authorization", "").partition(" ")
         words = given.strip().encode("latin-1")
@@ -121,7 +123,7 @@ class SecurityMiddleware:
         host = headers.get(b"host", "")
         if self.local and not self._names_us(host):
             return answer(403, f"this server answers to localhost, not to '{host[:80]}'")
-        if method in ("GET", "HEAD"):
+        if method in READING:
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "same-origin")
         if origin is not None and not same_site(origin, host):
