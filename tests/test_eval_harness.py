@@ -159,6 +159,13 @@ def test_a_context_is_cut_after_the_answer_and_told(harness, monkeypatch, capsys
     assert capsys.readouterr().err.count("contexts are cut") == 1
 
 
+def test_a_question_that_is_cut_is_told(harness, capsys):
+    (found,) = harness.loglikelihood(requests(("a" * 3 * harness.longest, "bc")))
+    (short,) = harness.loglikelihood(requests(("a" * (harness.longest - 2), "bc")))
+    assert found == pytest.approx(short)
+    assert capsys.readouterr().err.count("are cut to their last") == 1
+
+
 def test_a_continuation_that_ends_a_word_of_its_context_is_scored():
     """A tokenizer that has a token for both together, and one for each."""
     from armd.eval.harness import ArmdHarness

@@ -130,6 +130,8 @@ class ArmdHarness(LM):
         if continuation and len(whole) <= len(before):  # it ends a word that the context begins
             new = behind_text(lambda text: self.loaded.encode([text])[0])(continuation)
             whole = [*before, *new]
+        if len(whole) > self.longest:
+            self._tell(f"contexts with their answers are cut to their last {self.longest} tokens")
         return whole[-self.longest :], min(len(whole) - len(before), self.longest)
 
     @torch.inference_mode()
@@ -198,14 +200,16 @@ class ArmdHarness(LM):
         shortened first, to no less than half of the room; then the context is cut on its left."""
         most = min(most, max(self.longest - len(ids), self.longest // 2, 1))
         room = self.longest - most
-        if len(ids) > room and not self.told:
-            self.told = True
-            print(
-                f"armd: warning: contexts are cut to their last {room} tokens: the model takes "
-                f"{self.longest}, answers included",
-                file=sys.stderr,
-            )
+        if len(ids) > room:
+            self._tell(f"contexts are cut to their last {room} tokens")
         return ids[len(ids) - min(len(ids), room) :], most
+
+    def _tell(self, what: str) -> None:
+        """Once."""
+        if not self.told:
+            self.told = True
+            limit = f"the model takes {self.longest}, answers included"
+            print(f"armd: warning: {what}: {limit}", file=sys.stderr)
 
     def _text(self, written: dict[int, int], start: int) -> str:
         """What stands without a gap after the context, up to an EOS."""
