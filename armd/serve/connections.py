@@ -23,6 +23,8 @@ MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
 UNUSED_RATE = 16 << 20
 """Bytes a second, of all clients together, of bodies that go on when their request is answered."""
+MUCH = 1 << 16
+"""Bytes that come at once, behind which other connections are read first."""
 MOST_UNREAD = 1 << 28
 """Bytes of answers, of all clients together, that wait to be read."""
 MOST_CONNECTIONS = 1000
@@ -162,11 +164,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if len(data) >= MUCH:  # the loop would go on with this connection as long as more comes
+            self.reading.hold("turn")
+            self.loop.call_soon(self.reading.let_go, "turn")
         if not self.held and (data := self._parse_cheap(data)):
             pace_of(self.loop).add(self)
         if data:
             self.held += data
-            self.reading.hold()
+            self.reading.hold("chunks")
 
     def _parse_cheap(self, data: bytes) -> bytes:
         """Parse all but a body of very many chunks; that is returned."""
@@ -207,7 +212,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.held:
             pace_of(self.loop).add(self)
         else:
-            self.reading.let_go()
+            self.reading.let_go("chunks")
         return chunks
 
     def _parse(self, data: bytes) -> None:
@@ -232,12 +237,8 @@ class LimitedProtocol(HttpToolsProtocol):
         that is still sending would not see the answer, such as 401."""
         kind, now = LimitedProtocol, self.loop.time()
         kind.unused_until = max(kind.unused_until, now) + count / UNUSED_RATE
-        self.flow.pause_reading()
-        self.loop.call_later(kind.unused_until - now, self._read_on)
-
-    def _read_on(self) -> None:
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
+        self.reading.hold("unused")
+        self.loop.call_later(kind.unused_until - now, self.reading.let_go, "unused")
 
     def on_message_begin(self) -> None:
         self.begun = True

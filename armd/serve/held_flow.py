@@ -8,22 +8,32 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 
 class HeldFlow(FlowControl):
-    """Flow control of a connection that may hold bytes which are not parsed yet: no more are read
-    meanwhile, whoever asks for them."""
+    """Flow control of a connection that is read while neither uvicorn nor anybody else holds it."""
 
-    holds = False
+    def __init__(self, transport: Any) -> None:
+        super().__init__(transport)
+        self.held_by: set[str] = set()
 
-    def hold(self) -> None:
-        self.holds = True
-        self.pause_reading()
+    def hold(self, why: str) -> None:
+        self.held_by.add(why)
+        self._read_or_not()
 
-    def let_go(self) -> None:
-        self.holds = False
-        if not self._transport.is_closing():
-            self.resume_reading()
+    def let_go(self, why: str) -> None:
+        self.held_by.discard(why)
+        self._read_or_not()
+
+    def pause_reading(self) -> None:
+        self.hold("uvicorn")
 
     def resume_reading(self) -> None:
-        if not self.holds:
+        self.let_go("uvicorn")
+
+    def _read_or_not(self) -> None:
+        if self._transport.is_closing() or self.read_paused == bool(self.held_by):
+            return
+        if self.held_by:
+            super().pause_reading()
+        else:
             super().resume_reading()
 
 
