@@ -1,6 +1,5 @@
 """Bodies in chunks: of any size they are read, and very small ones keep nobody else waiting."""
 
-import asyncio
 import json
 import socket
 import time
@@ -11,8 +10,9 @@ import pytest
 from serving import running
 from test_serve_connections import answer, ask, opened
 
-from armd.serve import chunk_pace, connections
-from armd.serve.connections import LimitedProtocol
+from armd.serve import connections
+from armd.serve.connections import LimitedProtocol, has_many_chunks
+from armd.serve.pace import pace_of
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_very_small_chunks_are_read_slowly(server, monkeypatch, before: bytes, a
     Also behind another request, or where the end of their head comes apart from it."""
     parsed: list[bytes] = []
     monkeypatch.setattr(LimitedProtocol, "on_body", lambda self, body: parsed.append(body))
-    monkeypatch.setattr(chunk_pace, "RATE", 1)
-    pace = chunk_pace.pace_of(server.service.loop)
+    pace = pace_of(server.service.loop, "chunks")
+    monkeypatch.setattr(pace, "rate", 1)
     with opened(server) as line:
         many = chunks(b" " * 20_000, 1)[:-5]
         earlier = CHUNKED.split(b"transfer")[0] + before if before else b""
@@ -73,7 +73,7 @@ def test_very_small_chunks_are_read_slowly(server, monkeypatch, before: bytes, a
         assert sent < 1 << 26  # what the kernel's buffers hold
         assert ask(server) == 200 and len(parsed) < 1000
         monkeypatch.undo()
-        monkeypatch.setattr(chunk_pace, "RATE", 1)
+        monkeypatch.setattr(pace, "rate", 1)
         text, head = b'{"text": "a"}' + b"\r\n" * 5000, {"content-type": "application/json"}
         assert httpx.post(server.url + "/v1/tokenize", content=text, headers=head).is_success
         for mine in list(server.server.server_state.connections):  # it would wait for an hour
@@ -83,35 +83,6 @@ def test_very_small_chunks_are_read_slowly(server, monkeypatch, before: bytes, a
     server.service.loop.call_soon_threadsafe(pace.timer.cancel)
     server.service.loop.call_soon_threadsafe(setattr, pace, "timer", None)
     server.at_rest()
-
-
-def test_small_chunks_that_somebody_needs_come_first_and_those_of_few(monkeypatch) -> None:
-    """Whoever sends very many does not keep the others waiting, and neither does who has no key."""
-    parsed: list[str] = []
-
-    class Connection:
-        def __init__(self, name: str, unused: bool, chunks: int) -> None:
-            self.name, self.unused, self.chunks = name, unused, chunks
-
-        def rank(self) -> tuple[bool, int]:
-            return self.unused, self.chunks
-
-        def parse_part(self) -> int:
-            parsed.append(self.name)
-            return 100
-
-    async def wait_for_all() -> None:
-        pace = chunk_pace.ChunkPace(asyncio.get_running_loop())
-        for one in (("unused", True, 0), ("many", False, 9000), ("few", False, 10), ("none", 0, 0)):
-            pace.add(Connection(one[0], bool(one[1]), one[2]))
-        while len(parsed) < 4:
-            await asyncio.sleep(0.001)
-
-    monkeypatch.setattr(chunk_pace, "RATE", 2000)
-    begun = time.monotonic()
-    asyncio.run(wait_for_all())
-    assert time.monotonic() - begun >= 3 * 100 / 2000 - chunk_pace.CREDIT
-    assert parsed == ["none", "few", "many", "unused"]
 
 
 def test_what_stands_behind_a_body_is_no_header(server) -> None:
@@ -125,12 +96,32 @@ def test_what_stands_behind_a_body_is_no_header(server) -> None:
             assert (answer(line).split(b" ", 2)[1] == b"200") is come_in
 
 
+@pytest.mark.parametrize("more", [b"0" * 60_000, b"1;" + b"a" * 60_000, b"\r\n" * 30_000])
+def test_what_is_no_body_and_does_not_end_is_read_slowly(server, monkeypatch, more: bytes) -> None:
+    """Zeros before a chunk's size, what a chunk may say besides it, and blank lines before a head:
+    nothing else counts them."""
+    pace = pace_of(server.service.loop, "reads")
+    monkeypatch.setattr(pace, "rate", 1)
+    with opened(server) as line:
+        line.sendall(b"" if more.isspace() else CHUNKED + b"\r\n")
+        line.settimeout(0.5)
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < 1 << 29:
+                sent += line.send(more)
+        assert sent < 1 << 26  # what the kernel's buffers hold
+        assert ask(server) == 200
+    server.service.loop.call_soon_threadsafe(pace.timer.cancel)
+    server.service.loop.call_soon_threadsafe(setattr, pace, "timer", None)
+    pace.free_at = 0.0
+
+
 def test_what_follows_a_bad_head_costs_nothing(server, monkeypatch) -> None:
     looked: list[int] = []
 
     def count(data: bytes) -> bool:
         looked.append(len(data))
-        return chunk_pace.has_many_chunks(data)
+        return has_many_chunks(data)
 
     monkeypatch.setattr(connections, "has_many_chunks", count)
     with opened(server) as line, suppress(ConnectionResetError):

@@ -20,6 +20,7 @@ from test_serve_connections import OFFERS, answer, ask, opened
 from armd.serve import connections, side_work
 from armd.serve.connections import LimitedProtocol
 from armd.serve.detokenizer import ServerTokenizer
+from armd.serve.pace import pace_of
 from armd.serve.security import SecurityMiddleware
 
 
@@ -70,8 +71,8 @@ def test_a_body_that_waits_for_an_earlier_answer_has_its_time_later(server, monk
 
 def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:
     """The request was answered without it. It keeps its connection waiting, and no other."""
-    monkeypatch.setattr(connections, "UNUSED_RATE", 1)
-    monkeypatch.setattr(LimitedProtocol, "unused_until", 0.0)
+    pace = pace_of(server.service.loop, "unused")
+    monkeypatch.setattr(pace, "rate", 1)
     with opened(server) as line:
         line.sendall(
             b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n"
@@ -84,6 +85,7 @@ def test_a_body_that_nobody_needs_is_read_slowly(server, monkeypatch) -> None:
                 sent += line.send(b"x" * 65536)
         assert sent < 1 << 26  # what the kernel's buffers hold
         assert ask(server) == 200
+    pace.free_at = 0.0
     server.at_rest()
 
 

@@ -1,11 +1,9 @@
 """What grows with a request is worked out beside the event loop, and only if there is room for it:
 meanwhile the server answers everybody else."""
 
-import asyncio
 import gc
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -14,9 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from patience import PATIENCE
 from serving import chat_template, running, writer
 
-from armd.serve import body_pace, chunk_pace, completions, json_route
+from armd.serve import completions, json_route
 from armd.serve.chat_schema import ChatRequest
-from armd.serve.security import SecurityMiddleware
 from armd.serve.service import Service
 
 
@@ -184,70 +181,3 @@ def test_a_body_of_many_mistakes_is_refused_at_the_first(server, field: str) -> 
     with pytest.raises(RequestValidationError) as refused:
         json_route.read(ChatRequest, json.dumps(body).encode())
     assert len(refused.value.errors()) < 5
-
-
-def test_large_bodies_of_all_clients_share_one_pace_and_small_ones_have_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And those whose clients have left take none of its time."""
-    made = SecurityMiddleware(print, host="127.0.0.1", max_body=1 << 20, count=print)
-    waits: list[float] = []
-
-    async def note(seconds: float) -> None:
-        waits.append(seconds)
-
-    async def read(sizes: list[int], gave_up: bool = False) -> None:
-        left = [{"type": "http.request", "body": b"a" * n, "more_body": True} for n in sizes]
-        left[-1]["more_body"] = False
-
-        async def receive() -> dict:
-            return left.pop(0)
-
-        refusal, _ = await made._read(receive, lambda: gave_up)
-        assert (refusal is None) is not gave_up
-
-    async def all_of_them() -> None:
-        await read([body_pace.SMALL_BODY])
-        assert not waits
-        for _ in range(3):
-            await read([body_pace.SMALL_BODY, body_pace.LARGE_RATE >> 6])
-        for _ in range(9):
-            await read([body_pace.SMALL_BODY, body_pace.LARGE_RATE], gave_up=True)
-
-    monkeypatch.setattr(body_pace, "sleep", note)
-    began = time.monotonic()
-    asyncio.run(all_of_them())
-    assert len(waits) == 3
-    assert began + 3 / 64 - chunk_pace.CREDIT <= made.large.free_at < time.monotonic() + 1
-
-
-def test_large_bodies_do_not_wait_for_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor for those whose clients have left, or whose time is over."""
-    monkeypatch.setattr(body_pace, "LARGE_RATE", 1000)
-    done: list[str] = []
-
-    async def one(pace: body_pace.BodyPace, name: str, read: int, gone: bool = False) -> None:
-        if await pace.turn(200, read, lambda: gone):
-            done.append(name)
-
-    async def all_of_them() -> None:
-        pace = body_pace.BodyPace()
-        await asyncio.gather(
-            one(pace, "first", 900),
-            asyncio.wait_for(one(pace, "late", 0), 0.01),
-            one(pace, "larger", 300),
-            one(pace, "large", 200),
-            *(one(pace, "gone", 100, gone=True) for _ in range(100)),
-            return_exceptions=True,
-        )
-        pace.reading = True
-        late = asyncio.ensure_future(one(pace, "late", 0))
-        await asyncio.sleep(0)
-        pace._go_on()  # its turn comes and its time is over in one iteration
-        late.cancel()
-        await asyncio.wait([late])
-        assert not pace.reading and not pace.waiting
-
-    began = time.monotonic()
-    asyncio.run(all_of_them())
-    assert done == ["first", "large", "larger"] and time.monotonic() - began < 100 * 200 / 1000

@@ -8,9 +8,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .chunk_pace import END, PART, has_many_chunks, pace_of
 from .held_flow import HeldFlow, has_left
 from .http_parser import HttpParser
+from .pace import pace_of
 from .security import GAVE_UP
 
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
@@ -21,10 +21,12 @@ HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 """Timeouts: sending a head; sending a body, also one that is not read; reading our answer."""
 MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
-UNUSED_RATE = 16 << 20
-"""Bytes a second, of all clients together, of bodies that go on when their request is answered."""
 MUCH = 1 << 16
-"""Bytes that come at once, behind which other connections are read first."""
+"""Bytes that come at once, after which a connection waits for its turn."""
+FEW_CHUNKS, CHUNK = 64, 512
+"""What comes at once may have so many chunks, and one more for each CHUNK bytes."""
+PART, END = 1024, b"\r\n"
+"""What has more is parsed in parts of so many bytes. Two ENDs for each chunk."""
 MOST_UNREAD = 1 << 28
 """Bytes of answers, of all clients together, that wait to be read."""
 MOST_CONNECTIONS = 1000
@@ -43,14 +45,16 @@ def most_connections(asked: int = MOST_CONNECTIONS) -> int:
     return max(8, min(asked, files - OTHER_FILES))
 
 
+def has_many_chunks(data: bytes) -> bool:
+    return data.count(END) > 2 * (FEW_CHUNKS + len(data) // CHUNK)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """A connection whose requests are bounded in size, number and time. Where there are too many,
     the one that has been idle the longest is closed, so that idle, slow or unread connections lock
     no client out."""
 
     limit = most_connections()
-    unused_until = 0.0
-    """When the bodies that nobody needs have taken their time, in the loop's seconds."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -61,7 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.flow = self.reading = HeldFlow(transport)
         self.held, self.chunked, self.chunks, self.body_left = bytearray(), False, 0, 0
         self.in_head, self.head, self.fields, self.completed = True, 0, 0, False
-        self.begun, self.tail = False, b""
+        self.begun, self.tail, self.read = False, b"", 0
         self.timer: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
         self.answered: Any = None
@@ -165,13 +169,30 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if len(data) >= MUCH:  # the loop would go on with this connection as long as more comes
-            self.reading.hold("turn")
-            self.loop.call_soon(self.reading.let_go, "turn")
+            self._wait("reads", len(data))
         if not self.held and (data := self._parse_cheap(data)):
-            pace_of(self.loop).add(self)
+            self._wait_for_chunks()
         if data:
             self.held += data
             self.reading.hold("chunks")
+
+    def _wait(self, kind: str, count: int) -> None:
+        """Read on when so many bytes may have their time. Those come first of whom the least was
+        read, as answers go."""
+        self.read += count
+        self.reading.hold(kind)
+        pace_of(self.loop, kind).add((self.read,), partial(self._read_on, kind, count))
+
+    def _read_on(self, kind: str, count: int) -> int:
+        if kind == "reads" and has_left(self.transport):
+            self.transport.close()
+        self.reading.let_go(kind)
+        return 0 if self.transport.is_closing() else count
+
+    def _wait_for_chunks(self) -> None:
+        """Bodies that nobody needs come last, and those that had the fewest chunks first."""
+        unused = self.cycle is not None and self.cycle.response_complete
+        pace_of(self.loop, "chunks").add((int(unused), self.chunks), self.parse_part)
 
     def _parse_cheap(self, data: bytes) -> bytes:
         """Parse all but a body of very many chunks; that is returned."""
@@ -192,11 +213,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._parse(data)
         return b""
 
-    def rank(self) -> tuple[bool, int]:
-        """Bodies that nobody needs come last, and those that had the fewest chunks first."""
-        unused = self.cycle is not None and self.cycle.response_complete
-        return unused, self.chunks
-
     def parse_part(self) -> int:
         """Of what is held, in its turn."""
         if has_left(self.transport):
@@ -210,7 +226,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self.held.clear()
         if self.held:
-            pace_of(self.loop).add(self)
+            self._wait_for_chunks()
         else:
             self.reading.let_go("chunks")
         return chunks
@@ -226,19 +242,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self.in_head and self.cycle is not None and self.cycle.response_complete:
-            self._slow_down(len(data))
+            self._wait("unused", len(data))  # cut off at once, it might not see its answer
         if self.in_head and not self.completed:
             self.head += len(data)
             if self.head > MOST_HEAD:
                 self.send_400_response("The head of the request is too large.")
-
-    def _slow_down(self, count: int) -> None:
-        """Wait before more of a body is read that nobody needs. It is not cut off at once: a client
-        that is still sending would not see the answer, such as 401."""
-        kind, now = LimitedProtocol, self.loop.time()
-        kind.unused_until = max(kind.unused_until, now) + count / UNUSED_RATE
-        self.reading.hold("unused")
-        self.loop.call_later(kind.unused_until - now, self.reading.let_go, "unused")
 
     def on_message_begin(self) -> None:
         self.begun = True
@@ -288,5 +296,5 @@ class LimitedProtocol(HttpToolsProtocol):
         self.begun = False
 
     def on_response_complete(self) -> None:
-        self.idle_since = self.loop.time()
+        self.idle_since, self.read = self.loop.time(), 0
         super().on_response_complete()

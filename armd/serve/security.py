@@ -13,8 +13,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from .body_pace import SMALL_BODY, BodyPace
 from .errors import answer
+from .pace import pace_of
 
 log = logging.getLogger("uvicorn.error")
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?", re.IGNORECASE)
@@ -23,6 +23,7 @@ READING = ("GET", "HEAD")
 """Answered without a key, and methods without a body."""
 
 READ_SECONDS = 20.0
+SMALL_BODY = 1 << 16
 GAVE_UP = "armd.gave_up"
 """The ASGI extension that tells whether a request's client has left."""
 SINGLE = tuple(b"host origin sec-fetch-site content-type content-length authorization".split())
@@ -60,7 +61,6 @@ class SecurityMiddleware:
         self.app, self.max_body, self.count = app, max_body, count
         self.host, self.local = host.lower(), is_loopback(bound or host)
         self.key = None if api_key is None else _digest(api_key.encode())
-        self.large = BodyPace()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -167,10 +167,10 @@ class SecurityMiddleware:
                     size, more = size + len(parts[-1]), message.get("more_body", False)
                     if size > self.max_body:
                         return self._too_large(), receive
-                    if size > SMALL_BODY and not await self.large.turn(
-                        len(parts[-1]), size, gave_up
-                    ):
-                        return _silence, receive
+                    if size > SMALL_BODY:  # those of which the least was read come first
+                        pace = pace_of(asyncio.get_running_loop(), "bodies")
+                        if not await pace.turn(len(parts[-1]), size, gave_up):
+                            return _silence, receive
         except TimeoutError:
             return answer(408, f"the body did not come within {READ_SECONDS:.0f} s"), receive
         whole: list[Any] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
