@@ -11,7 +11,8 @@ from serving import running
 from test_serve_connections import answer, ask, opened
 
 from armd.serve import connections
-from armd.serve.connections import LimitedProtocol, has_many_chunks
+from armd.serve.connections import LimitedProtocol
+from armd.serve.http_parser import has_many_chunks
 from armd.serve.pace import pace_of
 
 

@@ -84,3 +84,23 @@ def test_large_bodies_of_all_clients_share_one_rate_and_small_ones_have_none(
     began = time.monotonic()
     ahead = asyncio.run(all_of_them())
     assert time.monotonic() + ahead - began >= 3 * 100 / 1000 - pace.CREDIT
+
+
+def test_requests_that_come_at_once_are_begun_a_few_in_each_iteration() -> None:
+    """In their order, and others have their iterations in between."""
+    begun: list[int] = []
+
+    async def all_of_them() -> None:
+        starts = pace.Starts(asyncio.get_running_loop())
+        for number in range(100):
+            starts.add(partial(begun.append, number))
+        assert len(begun) == pace.STARTS
+        while len(begun) < 100:
+            before = len(begun)
+            await asyncio.sleep(0)
+            assert len(begun) <= before + pace.STARTS
+        await asyncio.sleep(0)
+        starts.add(partial(begun.append, 100))
+        assert begun == list(range(101))
+
+    asyncio.run(all_of_them())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from . import chat, completions
 from . import infill as infilling
@@ -51,7 +51,7 @@ def make_app(
         service.stop()
 
     # the usual pages of documentation load scripts from elsewhere; /openapi.json is the source
-    app = FastAPI(title="armd", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="armd", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     install(app)
     for part in (completions, chat, infilling, scoring):
         app.include_router(part.routes(service))
@@ -70,7 +70,13 @@ def make_app(
         content, kind = files[name]
         return Response(content, media_type=kind)
 
-    _describe(app)
+    described = JSONResponse(_description(app)).body
+
+    @app.head("/openapi.json", include_in_schema=False)
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return Response(described, media_type="application/json")
+
     known = {"/", "/openapi.json", *app.openapi()["paths"]}
 
     def count(path: str, status: int) -> None:
@@ -132,11 +138,13 @@ def _add_reports(app: FastAPI, service: Service) -> None:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-def _describe(app: FastAPI) -> None:
-    """FastAPI writes a 422 wherever there is a body; ours is the 400 that is described."""
+def _description(app: FastAPI) -> Json:
+    """Of all routes, for OpenAPI. FastAPI writes a 422 wherever there is a body; ours is the 400
+    that is described."""
     made = app.openapi()
     for operations in made["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         made["components"]["schemas"].pop(name, None)
+    return made

@@ -9,8 +9,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .held_flow import HeldFlow, has_left
-from .http_parser import HttpParser
-from .pace import pace_of
+from .http_parser import END, HttpParser, has_many_chunks
+from .pace import pace_of, starts_of
 from .security import GAVE_UP
 
 MOST_HEADERS, MOST_HEAD, MOST_URL = 100, 32 << 10, 8 << 10
@@ -23,10 +23,8 @@ MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
 MUCH = 1 << 16
 """Bytes that come at once, after which a connection waits for its turn."""
-FEW_CHUNKS, CHUNK = 64, 512
-"""What comes at once may have so many chunks, and one more for each CHUNK bytes."""
-PART, END = 1024, b"\r\n"
-"""What has more is parsed in parts of so many bytes. Two ENDs for each chunk."""
+PART = 1024
+"""Bytes of a body of very many chunks that are parsed at once."""
 MOST_UNREAD = 1 << 28
 """Bytes of answers, of all clients together, that wait to be read."""
 MOST_CONNECTIONS = 1000
@@ -43,10 +41,6 @@ def most_connections(asked: int = MOST_CONNECTIONS) -> int:
     """So many, or as many as there may be open files, less what the process needs itself."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(8, min(asked, files - OTHER_FILES))
-
-
-def has_many_chunks(data: bytes) -> bool:
-    return data.count(END) > 2 * (FEW_CHUNKS + len(data) // CHUNK)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -143,9 +137,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.answered = cycle
         cycle.scope["extensions"] = {GAVE_UP: partial(self._gave_up, cycle)}
+        starts_of(self.loop).add(partial(self._begin, cycle, app))
+
+    def _begin(self, cycle: Any, app: Any) -> None:
         if cycle.scope["method"] == "POST":
             self._gave_up(cycle)
-        super()._start_asgi_task(cycle, app)
+        if not cycle.disconnected:
+            super()._start_asgi_task(cycle, app)
 
     def _gave_up(self, cycle: Any) -> bool:
         """Whether the client has left, so that nothing is worked out for it. uvicorn sees it later,

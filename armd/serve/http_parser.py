@@ -8,6 +8,15 @@ import httptools
 HOP = (b"upgrade", b"http2-settings")
 """Headers, and options of the Connection header, that offer another protocol."""
 
+FEW_CHUNKS, CHUNK = 64, 512
+"""What comes at once may have so many chunks, and one more for each CHUNK bytes."""
+END = b"\r\n"
+"""Two for each chunk."""
+
+
+def has_many_chunks(data: bytes) -> bool:
+    return data.count(END) > 2 * (FEW_CHUNKS + len(data) // CHUNK)
+
 
 class HttpParser:
     """A server may ignore an offer to switch protocols (RFC 9110, 7.8): Java's HttpClient and

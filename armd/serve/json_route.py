@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -16,12 +16,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from .errors import UNREADABLE, Refusal
+from .side_work import SmallestFirst
 
 MOST_FIELDS = 100
 SMALL = 1 << 14
 """Bytes of a body that is read at once. Larger ones are read in a thread, one after the other: many
 at a time leave half of the time to other requests."""
-_large = ThreadPoolExecutor(1, "large-bodies")
+_large = SmallestFirst(1, "large-bodies")
 
 
 class JsonRoute(APIRoute):
@@ -37,8 +38,8 @@ class JsonRoute(APIRoute):
             if len(body) <= SMALL:
                 asked = read(kind, body)
             else:
-                loop = asyncio.get_running_loop()
-                asked = await loop.run_in_executor(_large, read_large, kind, body)
+                work = partial(read_large, kind, body)
+                asked = await asyncio.wrap_future(_large.submit(len(body), work))
             found = await endpoint(asked, request)
             return found if isinstance(found, Response) else JSONResponse(found)
 

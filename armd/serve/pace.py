@@ -3,6 +3,7 @@ need not wait for it."""
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -15,6 +16,8 @@ RATES = {
     "unused": 16 << 20,  # of bytes of bodies that go on when their requests are answered
 }
 """A second."""
+STARTS = 16
+"""Requests that are begun in an iteration of the loop."""
 CREDIT = 0.05
 """Seconds that an iteration of the loop may catch up with: under load they are long."""
 
@@ -62,7 +65,32 @@ class Pace:
         return await turn
 
 
+class Starts:
+    """Requests that come at once are begun a few in each iteration of the loop: in between others
+    are accepted and read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.begun = loop, 0
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, begin: Callable[[], None]) -> None:
+        self.waiting.append(begin)
+        self._begin()
+
+    def _begin(self) -> None:
+        while self.waiting and self.begun < STARTS:
+            if not self.begun:
+                self.loop.call_soon(self._next)
+            self.begun += 1
+            self.waiting.popleft()()
+
+    def _next(self) -> None:
+        self.begun = 0
+        self._begin()
+
+
 _paces: WeakKeyDictionary[Any, dict[str, Pace]] = WeakKeyDictionary()
+_starts: WeakKeyDictionary[Any, Starts] = WeakKeyDictionary()
 
 
 def pace_of(loop: asyncio.AbstractEventLoop, kind: str) -> Pace:
@@ -70,3 +98,7 @@ def pace_of(loop: asyncio.AbstractEventLoop, kind: str) -> Pace:
     if kind not in paces:
         paces[kind] = Pace(loop, RATES[kind])
     return paces[kind]
+
+
+def starts_of(loop: asyncio.AbstractEventLoop) -> Starts:
+    return _starts.setdefault(loop, Starts(loop))
