@@ -16,7 +16,7 @@ RATES = {
     "unused": 16 << 20,  # of bytes of bodies that go on when their requests are answered
 }
 """A second."""
-STARTS = 16
+STARTS = 64
 """Requests that are begun in an iteration of the loop."""
 CREDIT = 0.05
 """Seconds that an iteration of the loop may catch up with: under load they are long."""
