@@ -143,3 +143,13 @@ def test_a_gguf_file_that_is_cut_while_it_is_read_is_one_line(source: Path, tmp_
             opened.read(one)
     file.write_bytes(whole)
     assert torch.equal(opened.read(name), before)
+
+
+def test_a_run_is_no_source(source: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    source.rename(tmp_path / "export")
+    run.mkdir()
+    (tmp_path / "export").rename(run / "export")
+    (run / "config.json").write_text("{}")
+    with pytest.raises(ArmdError, match="is a run of ours already; use --to llama"):
+        convert(str(run), tmp_path / "out")

@@ -98,6 +98,8 @@ def open_folder(folder: Path, name: str) -> Source:
     facts = read_json(folder / "config.json", name)
     check_weight_files(folder)
     files = weight_files(folder)
+    if not files and (folder / "export").is_dir():
+        raise ArmdError(f"{name} is a run of ours already; use --to llama or --to gguf")
     if not files:
         raise ArmdError(
             f"no safetensors in {name}; save it with save_pretrained (pickled weights are never "
