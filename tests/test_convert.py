@@ -174,6 +174,7 @@ REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "'linear'"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial rotary"),
     ("llama", {"num_local_experts": 8}, "mixture of experts"),
+    ("qwen2", {"is_causal": False}, "attention to both sides"),
     ("llama", {"attn_logit_softcapping": 50.0}, "soft-capped"),
     ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ("mistral", {"sliding_window": 64}, "sliding windows of 64"),

@@ -87,6 +87,8 @@ def check_counts(source: str, facts: Mapping[str, Any]) -> None:
 
 def check_parts(source: str, facts: Mapping[str, Any]) -> None:
     """Raise for parts of a config of transformers that our network does not have."""
+    if not facts.get("is_causal", True) or facts.get("use_bidirectional_attention"):
+        refuse(source, "attention to both sides (is_causal: false)")
     if facts.get("num_local_experts") or facts.get("num_experts"):
         refuse(source, "a mixture of experts")
     for name in ("attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"):

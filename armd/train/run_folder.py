@@ -129,9 +129,10 @@ def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
         warnings.warn(f"{folder / DATA} is damaged; written anew from {recipe.data}", stacklevel=2)
         replace_text(folder / DATA, json.dumps(with_sum(now)) + "\n")
     elif before != now:
-        what = "tokenizer" if before.get("tokenizer") != now["tokenizer"] else "tokens"
+        same = before.get("tokenizer") == now["tokenizer"]
+        what = "are not the tokens" if same else "has not the tokenizer"
         raise ArmdError(
-            f"the {what} in {recipe.data} are not the ones that {folder} was trained on; "
+            f"{recipe.data} {what} that {folder} was trained on; "
             "give the same dataset, or choose another folder"
         )
     if longer != began:
