@@ -79,6 +79,8 @@ def opened(bench: Bench, kind: str, copy: Path) -> str | None:
     same = True
     if kind in ("run", "dataset"):
         run = copy if kind == "run" else out
+        for path in (run / "export").glob("*.before"):
+            path.unlink()  # what was damaged, which might be what a user had put there
         same = bench.result("train", run) == bench.need("train")[1]
     if kind in WRITES:
         whole = bench.place / f"written-by-{kind}"
