@@ -3,11 +3,13 @@ body and of reading the answer, pipelined requests, and the number of connection
 
 import asyncio
 import resource
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .errors import FULL
 from .held_flow import HeldFlow, has_left
 from .http_parser import END, HttpParser, has_many_chunks
 from .pace import pace_of, starts_of
@@ -21,20 +23,14 @@ HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 """Timeouts: sending a head; sending a body, also one that is not read; reading our answer."""
 MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
-MUCH = 1 << 16
-"""Bytes that come at once, after which a connection waits for its turn."""
+MUCH, PATIENCE = 1 << 16, 1 << 20
+"""Bytes that come at once, after which others are read first; those of a request that wait."""
 PART = 1024
 """Bytes of a body of very many chunks that are parsed at once."""
 MOST_UNREAD = 1 << 28
 """Bytes of answers, of all clients together, that wait to be read."""
-MOST_CONNECTIONS = 1000
-OTHER_FILES = 96
-"""Files that the process needs besides connections."""
-FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b'connection: close\r\n\r\n{"error": {"message": "too many connections; try again", '
-    b'"type": "overloaded", "param": null, "code": "busy"}}'
-)
+MOST_CONNECTIONS, OTHER_FILES = 1000, 96
+"""And files that the process needs besides."""
 
 
 def most_connections(asked: int = MOST_CONNECTIONS) -> int:
@@ -179,7 +175,13 @@ class LimitedProtocol(HttpToolsProtocol):
         read, as answers go."""
         self.read += count
         self.reading.hold(kind)
-        pace_of(self.loop, kind).add((self.read,), partial(self._read_on, kind, count))
+        if kind == "reads" and self.read <= PATIENCE:
+            self.loop.call_soon(self.reading.let_go, kind)
+        else:
+            self._add(kind, (0, self.read), partial(self._read_on, kind, count))
+
+    def _add(self, kind: str, rank: tuple[int, int], work: Callable[[], int]) -> None:
+        pace_of(self.loop, kind).add(rank, work, self.transport.is_closing)
 
     def _read_on(self, kind: str, count: int) -> int:
         if kind == "reads" and has_left(self.transport):
@@ -190,7 +192,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _wait_for_chunks(self) -> None:
         """Bodies that nobody needs come last, and those that had the fewest chunks first."""
         unused = self.cycle is not None and self.cycle.response_complete
-        pace_of(self.loop, "chunks").add((int(unused), self.chunks), self.parse_part)
+        self._add("chunks", (int(unused), self.chunks), self.parse_part)
 
     def _parse_cheap(self, data: bytes) -> bytes:
         """Parse all but a body of very many chunks; that is returned."""

@@ -52,6 +52,11 @@ def responses(*statuses: int, key: bool = True) -> dict[int | str, dict[str, Any
     }
 
 
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b'connection: close\r\n\r\n{"error": {"message": "too many connections; try again", '
+    b'"type": "overloaded", "param": null, "code": "busy"}}'
+)
 UNREADABLE = "the body cannot be read; send JSON in UTF-8, without endless numbers or deep nesting"
 
 

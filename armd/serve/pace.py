@@ -2,7 +2,6 @@
 need not wait for it."""
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -23,17 +22,28 @@ CREDIT = 0.05
 
 
 class Pace:
-    """Of one event loop. Work of the lowest rank comes first; it says what it has cost."""
+    """Of one event loop. Work of the lowest rank comes first, and every second time the oldest of
+    the same first number, so that none waits for ever. It says what it has cost."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rate: float) -> None:
         self.loop, self.rate, self.number = loop, rate, count()
-        self.waiting: list[tuple[tuple[int, ...], int, Callable[[], int]]] = []
+        self.waiting: list[tuple[tuple[int, ...], int, Callable[[], int], Callable[[], bool]]] = []
         self.timer: asyncio.TimerHandle | None = None
-        self.free_at, self.working = 0.0, False
+        self.free_at, self.working, self.oldest_next = 0.0, False, False
 
-    def add(self, rank: tuple[int, ...], work: Callable[[], int]) -> None:
-        heapq.heappush(self.waiting, (rank, next(self.number), work))
+    def add(self, rank: tuple[int, ...], work: Callable[[], int], over: Callable[[], bool]) -> None:
+        """`over`: whether nobody needs this work any more."""
+        self.waiting.append((rank, next(self.number), work, over))
         self._go_on()
+
+    def _take(self) -> Callable[[], int]:
+        oldest, self.oldest_next = self.oldest_next, not self.oldest_next
+        if oldest:
+            taken = min(self.waiting, key=lambda one: (one[0][0], one[1]))
+        else:
+            taken = min(self.waiting, key=lambda one: one[:2])
+        self.waiting.remove(taken)
+        return taken[2]
 
     def _go_on(self) -> None:
         if self.timer is None and self.waiting and not self.working:
@@ -43,10 +53,11 @@ class Pace:
     def _work(self) -> None:
         now = self.loop.time()
         self.free_at = max(self.free_at, now - CREDIT)
+        self.waiting = [one for one in self.waiting if not one[3]()]
         self.timer, self.working = None, True
         try:
             while self.waiting and self.free_at <= now:
-                self.free_at += heapq.heappop(self.waiting)[2]() / self.rate
+                self.free_at += self._take()() / self.rate
         finally:
             self.working = False
             self._go_on()
@@ -56,12 +67,12 @@ class Pace:
         turn = self.loop.create_future()
 
         def go_on() -> int:
-            if turn.done():  # nobody waits any more
+            if turn.done():
                 return 0
             turn.set_result(not (gone := gave_up()))
             return 0 if gone else cost
 
-        self.add((rank,), go_on)
+        self.add((0, rank), go_on, turn.done)
         return await turn
 
 

@@ -130,9 +130,8 @@ def _check_same(folder: Path, recipe: Recipe, dataset: Dataset) -> None:
         replace_text(folder / DATA, json.dumps(with_sum(now)) + "\n")
     elif before != now:
         same = before.get("tokenizer") == now["tokenizer"]
-        what = "are not the tokens" if same else "has not the tokenizer"
         raise ArmdError(
-            f"{recipe.data} {what} that {folder} was trained on; "
+            f"{recipe.data} has {'other tokens' if same else 'another tokenizer'} than {folder}; "
             "give the same dataset, or choose another folder"
         )
     if longer != began:
