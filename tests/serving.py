@@ -1,9 +1,10 @@
 """A server for the tests: a tiny random model that writes bytes, in a thread of this process."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from eval_models import tiny_armd, tokenizer
@@ -83,3 +84,13 @@ def running(
         service.engine.stop()
         assert service.engine.join(PATIENCE) and not thread.is_alive()
         opened.close()
+
+
+def sent_until_nobody_reads(line: socket.socket, more: bytes) -> int:
+    """Bytes that the server and the kernel's buffers take."""
+    line.settimeout(0.5)
+    sent = 0
+    with suppress(TimeoutError):
+        while sent < 1 << 29:
+            sent += line.send(more)
+    return sent

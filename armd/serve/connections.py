@@ -24,7 +24,7 @@ HEAD_SECONDS, BODY_SECONDS, READING_SECONDS = 10.0, 30.0, 60.0
 MOST_OFFERS = 4
 """Heads that offer another protocol, in what comes at once: each is parsed twice."""
 MUCH, PATIENCE = 1 << 16, 1 << 20
-"""Bytes that come at once, after which others are read first; those of a request that wait."""
+"""After so many bytes at once others are read first; after so many, a request waits its turn."""
 PART = 1024
 """Bytes of a body of very many chunks that are parsed at once."""
 MOST_UNREAD = 1 << 28

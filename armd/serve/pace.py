@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 RATES = {
     "chunks": 50_000,  # of very small chunks: each costs as much as hundreds of bytes
-    "reads": 64 << 20,  # of bytes that come many at once
+    "reads": 64 << 20,  # of bytes of requests beyond their first megabyte
     "bodies": 16 << 20,  # of bytes of large bodies that are read for their requests
     "unused": 16 << 20,  # of bytes of bodies that go on when their requests are answered
 }
@@ -112,4 +112,6 @@ def pace_of(loop: asyncio.AbstractEventLoop, kind: str) -> Pace:
 
 
 def starts_of(loop: asyncio.AbstractEventLoop) -> Starts:
-    return _starts.setdefault(loop, Starts(loop))
+    if loop not in _starts:
+        _starts[loop] = Starts(loop)
+    return _starts[loop]
