@@ -4,6 +4,7 @@ meanwhile the server answers everybody else."""
 import gc
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,6 +16,7 @@ from serving import chat_template, running, writer
 from armd.serve import completions, json_route
 from armd.serve.chat_schema import ChatRequest
 from armd.serve.service import Service
+from armd.serve.side_work import SmallestFirst
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +183,30 @@ def test_a_body_of_many_mistakes_is_refused_at_the_first(server, field: str) -> 
     with pytest.raises(RequestValidationError) as refused:
         json_route.read(ChatRequest, json.dumps(body).encode())
     assert len(refused.value.errors()) < 5
+
+
+def test_large_bodies_are_parsed_smallest_first(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on, parsed = threading.Event(), threading.Event(), []
+    read = json_route.read_large
+
+    def noted(kind, body: bytes):
+        parsed.append(len(body))
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return read(kind, body)
+
+    monkeypatch.setattr(json_route, "read_large", noted)
+    monkeypatch.setattr(json_route, "_large", SmallestFirst(1, "large-bodies"))
+    sizes = [20_000, 60_000, 50_000, 30_000]
+    with ThreadPoolExecutor(len(sizes)) as clients:
+        for number, size in enumerate(sizes):
+            text = "a" * size
+            clients.submit(httpx.post, server.url + "/v1/tokenize", json={"text": text})
+            if not number:
+                assert began.wait(PATIENCE)
+            begin = time.monotonic()
+            while len(json_route._large.waiting) < number and time.monotonic() < begin + PATIENCE:
+                time.sleep(0.01)
+        go_on.set()
+    # every second one is the oldest
+    assert [round(size, -4) for size in parsed] == [20_000, 60_000, 30_000, 50_000]
